@@ -1,0 +1,1 @@
+"""The command apportion: run a pool, publish wishes, ask the log."""

@@ -1,0 +1,1 @@
+"""What Apportion's services say to each other: wishes, facts, subjects, codec."""

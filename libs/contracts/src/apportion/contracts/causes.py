@@ -1,0 +1,195 @@
+"""Closed enums: why a job waits, why a wish is refused, why a run or a job ended.
+
+Values are wire strings and stay for ever. A new member is a compatible change for writers only: readers keep unknown
+facts as they came (see codec).
+"""
+
+from enum import StrEnum, unique
+
+
+@unique
+class Pending(StrEnum):
+    """Why an admitted job has no slices yet. Each comes with numbers in JobPendingReasonChanged."""
+
+    PENDING_EVALUATION = "PendingEvaluation"
+    """Admitted, and no round has looked at it yet."""
+    PRIORITY = "Priority"
+    """It would fit, and jobs that go first hold or reserve what it needs."""
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    """Its queue or tenant is at its hard limit; ends when that tenant's runs end."""
+    INSUFFICIENT_GPU = "InsufficientGpu"
+    """Too few devices with enough free on one node (or over the nodes, for a gang)."""
+    INSUFFICIENT_GPU_MEMORY = "InsufficientGpuMemory"
+    """No device has that much memory free."""
+    INSUFFICIENT_COMPUTE = "InsufficientCompute"
+    """Devices have the memory, and too little compute free."""
+    FRAGMENTED_DEVICES = "FragmentedDevices"
+    """The pool has enough free in sum, and no device has enough of both."""
+    INSUFFICIENT_HOST = "InsufficientHost"
+    """Devices fit, and the nodes that have them lack CPU or host memory."""
+    GANG_INCOMPLETE = "GangIncomplete"
+    """Some replicas fit, and not all."""
+    NO_MATCHING_DEVICE = "NoMatchingDevice"
+    """No device in the pool is of an accepted kind or size, free or not."""
+    ISOLATION_UNAVAILABLE = "IsolationUnavailable"
+    """No device in the pool offers an accepted slice mode."""
+    NO_NODES_IN_POOL = "NoNodesInPool"
+    """No node has registered, or all are fenced."""
+    NODES_CORDONED = "NodesCordoned"
+    """Every node that could host it is cordoned or draining."""
+    RESERVED_FOR_OTHER = "ReservedForOther"
+    """What it needs is kept for an older blocked job."""
+    WAITING_FOR_PREEMPTION = "WaitingForPreemption"
+    """Victims were told to stop; their slices are held for it."""
+    BACKOFF = "Backoff"
+    """An attempt failed; the next may be placed later."""
+    DEPENDENCY = "Dependency"
+    """A job that it depends on has not ended as demanded."""
+    NOT_BEFORE = "NotBefore"
+    """It asked not to start before an instant."""
+    HELD = "Held"
+    """Somebody holds it; ends with JobReleased."""
+    CONTROL_PLANE_FROZEN = "ControlPlaneFrozen"
+    """Too much of the fleet fell silent at once: nothing is placed until it speaks."""
+
+
+@unique
+class Refusal(StrEnum):
+    """Why a wish was refused. The fact names the field, what was expected and what was found."""
+
+    NOT_JSON = "NotJson"
+    NOT_UTF8 = "NotUtf8"
+    TOO_LARGE = "TooLarge"
+    TOO_DEEP = "TooDeep"
+    TYPE_UNKNOWN = "TypeUnknown"
+    TYPE_MISMATCH = "TypeMismatch"
+    """Subject, header and body name different types."""
+    ENVELOPE_INVALID = "EnvelopeInvalid"
+    FIELD_UNKNOWN = "FieldUnknown"
+    FIELD_MISSING = "FieldMissing"
+    FIELD_INVALID = "FieldInvalid"
+    FIELD_CONFLICT = "FieldConflict"
+    NOT_SUPPORTED = "NotSupported"
+    """The field is part of the contract, and this version can't honour it."""
+    EXPIRED = "Expired"
+    TENANT_UNKNOWN = "TenantUnknown"
+    TENANT_MISMATCH = "TenantMismatch"
+    """The payload names another tenant than the subject; the subject is right."""
+    QUEUE_NOT_FOUND = "QueueNotFound"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    """One job asks for more than its queue may ever hold."""
+    NO_MATCHING_DEVICE = "NoMatchingDevice"
+    ISOLATION_UNAVAILABLE = "IsolationUnavailable"
+    IDEMPOTENCY_CONFLICT = "IdempotencyConflict"
+    JOB_ID_TAKEN = "JobIdTaken"
+    JOB_NOT_FOUND = "JobNotFound"
+    JOB_TERMINAL = "JobTerminal"
+    NODE_NOT_FOUND = "NodeNotFound"
+    NODE_STATE = "NodeState"
+    """The node is not in a state in which this can be done."""
+    NOT_PERMITTED = "NotPermitted"
+    RATE_LIMITED = "RateLimited"
+    BUSY = "Busy"
+
+
+@unique
+class RunCause(StrEnum):
+    """Why a run ended. The agent states it, from what it saw."""
+
+    SUCCESS = "Success"
+    USER_ERROR = "UserError"
+    """The process ended by itself with an exit code other than 0."""
+    KILLED = "Killed"
+    """A signal that nobody in Apportion sent ended the process."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    """It used more device memory than its slice, and the watchdog stopped it."""
+    START_FAILED = "StartFailed"
+    """The process could not be started (no such program, no permission)."""
+    ENFORCEMENT_FAILED = "EnforcementFailed"
+    """What was read back of the slice differed from what was asked; the process never ran."""
+    DEVICE_FAULT = "DeviceFault"
+    FAULT_DOMAIN_FAILED = "FaultDomainFailed"
+    """A neighbour in the same fault domain brought it down."""
+    TIME_LIMIT = "TimeLimit"
+    CANCELLED = "Cancelled"
+    PREEMPTED = "Preempted"
+    DRAINED = "Drained"
+    GANG_BROKEN = "GangBroken"
+    """Another replica of its gang ended early."""
+    NODE_LOST = "NodeLost"
+    """The node was fenced, rebooted, or lost track of the process."""
+    STALE = "Stale"
+    """The order to start carried an older epoch of the node, or the job no longer wants it."""
+    UNKNOWN = "Unknown"
+
+
+SPENDS_NO_RETRY: frozenset[RunCause] = frozenset(
+    {
+        RunCause.FAULT_DOMAIN_FAILED,
+        RunCause.DEVICE_FAULT,
+        RunCause.PREEMPTED,
+        RunCause.DRAINED,
+        RunCause.GANG_BROKEN,
+        RunCause.NODE_LOST,
+        RunCause.STALE,
+        RunCause.ENFORCEMENT_FAILED,
+    },
+)
+"""Ends that are not the job's own doing: it is placed again at no cost."""
+
+
+@unique
+class StopCause(StrEnum):
+    """Why a run is told to stop; becomes the run's cause where the stop took effect."""
+
+    CANCELLED = "Cancelled"
+    TIME_LIMIT = "TimeLimit"
+    PREEMPTED = "Preempted"
+    DRAINED = "Drained"
+    GANG_BROKEN = "GangBroken"
+    DEADLINE = "Deadline"
+    RESIZED = "Resized"
+    """The job asked for another size, and starts again with it."""
+
+
+@unique
+class Mode(StrEnum):
+    """How a slice is enforced (DESIGN: a slice is three promises)."""
+
+    EXCLUSIVE = "exclusive"
+    MIG = "mig"
+    MPS = "mps"
+    TIMESLICE = "timeslice"
+
+
+@unique
+class WorkloadKind(StrEnum):
+    """What sort of work a job is; sets its defaults."""
+
+    TRAINING = "training"
+    INFERENCE = "inference"
+    BATCH = "batch"
+    INTERACTIVE = "interactive"
+    HPC = "hpc"
+
+
+@unique
+class ServiceClass(StrEnum):
+    """The first key of the order in which jobs are placed: online before standard before batch before spot."""
+
+    ONLINE = "online"
+    STANDARD = "standard"
+    BATCH = "batch"
+    SPOT = "spot"
+
+
+@unique
+class DeviceHealth(StrEnum):
+    """Whether slices may be placed on a device."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    """It works; nothing new is placed on it."""
+    FAILED = "failed"
+    """Its runs are lost; nothing is placed on it."""

@@ -1,0 +1,754 @@
+"""Every wish and every fact, as frozen tagged structs, and their unions.
+
+A wish is what somebody asks; a fact is what a service states, and each kind of fact has exactly one publisher (AUTHOR).
+Published fields keep their name, meaning and unit. A new optional field keeps the version; anything else is a new
+version, with an upgrade in ``codec``.
+
+Requests refuse unknown fields, since a mistyped name would change what was asked. Facts let them pass, so that an older
+reader can follow a newer writer.
+"""
+
+from typing import Annotated, ClassVar, Final
+
+from apportion.contracts.causes import (
+    DeviceHealth,
+    Mode,
+    Pending,
+    Refusal,
+    RunCause,
+    ServiceClass,
+    StopCause,
+    WorkloadKind,
+)
+from apportion.contracts.fields import (
+    Argument,
+    Count,
+    EnvName,
+    Instant,
+    Label,
+    Milli,
+    Name,
+    Positive,
+    Priority,
+    Seconds,
+    Text,
+    Timestamp,
+)
+from apportion.contracts.ids import (
+    ADMISSION,
+    MONITOR,
+    OPERATOR,
+    PLACER,
+    Author,
+    DeviceUuid,
+    JobId,
+    NodeId,
+    QueueId,
+    RunId,
+    TenantId,
+)
+from msgspec import Meta, Struct
+
+AGENT: Final = Author("node-agent")
+"""Stands for the agent of whichever node the fact is about."""
+
+
+class Event(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """What one message says. The envelope (who, when, in answer to what) is in its headers."""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Wishes
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class Wish(Event, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that somebody asks. Exactly one fact answers each wish."""
+
+    ANSWERED_BY: ClassVar[Author] = ADMISSION
+
+
+class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What to run: an argument vector, never a shell line."""
+
+    command: Annotated[tuple[Argument, ...], Meta(max_length=256)] = ()
+    env: Annotated[dict[EnvName, Argument], Meta(max_length=128)] = {}
+    kind: WorkloadKind = WorkloadKind.BATCH
+    image: Annotated[str, Meta(max_length=512, pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]*$(?!\n)")] | None = None
+    mounts: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+
+
+class DeviceChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which devices a job accepts; the order of ``models`` is its preference."""
+
+    kind: Annotated[str, Meta(pattern=r"^[a-z]{1,16}$(?!\n)")] = "gpu"
+    vendor: Name | None = None
+    models: Annotated[tuple[Name, ...], Meta(max_length=32)] = ()
+    min_arch: Name | None = None
+    min_compute_capability: Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9]$(?!\n)")] | None = None
+
+
+class Resources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What each replica needs. Compute and memory of a share are asked independently, on the same device."""
+
+    gpu: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    gpu_milli: Milli | None = None
+    gpu_memory_mib: Positive | None = None
+    mode: Mode | None = None
+    mig_profile: Annotated[str, Meta(pattern=r"^[1-7]g\.[0-9]{1,3}gb(\+me)?$(?!\n)")] | None = None
+    device: DeviceChoice | None = None
+    cpu_milli: Count | None = None
+    memory_mib: Count | None = None
+    disk_mib: Count | None = None
+    encoders: Count | None = None
+    pcie_mbps: Count | None = None
+    numa: Annotated[str, Meta(pattern=r"^(none|preferred|strict)$(?!\n)")] | None = None
+    cpu_bind: bool | None = None
+
+
+class Gang(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Identical replicas that start all or none."""
+
+    size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    min: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    topology_key: Label | None = None
+    required: bool | None = None
+
+
+class Retry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How often a failed job is tried again, and for which causes. Losing a node or being preempted costs nothing."""
+
+    limit: Annotated[int, Meta(ge=0, le=100)] = 0
+    on: Annotated[tuple[RunCause, ...], Meta(max_length=16)] = ()
+    backoff_s: Annotated[int, Meta(ge=0, le=86_400)] = 1
+    avoid_same_node: bool | None = None
+    memory_factor_pct: Annotated[int, Meta(ge=100, le=400)] | None = None
+
+
+class JobRequested(Wish, frozen=True, kw_only=True, tag="JobRequested.v1"):
+    """A tenant asks for a job. Written by any system that may; answered by JobAdmitted, JobRejected or JobDuplicate."""
+
+    queue: Name
+    workload: Workload
+    resources: Resources = Resources()
+    job_id: Name | None = None
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    tenant: Text | None = None
+    """Where given it must equal the tenant of the subject; it grants nothing."""
+    job_set: Name | None = None
+    service_class: ServiceClass | None = None
+    priority: Priority | None = None
+    preemptible: bool | None = None
+    min_runtime_s: Seconds | None = None
+    gang: Gang = Gang()
+    time_limit_s: Annotated[int, Meta(ge=1, le=2_147_483_647)] | None = None
+    max_wait_s: Seconds | None = None
+    not_before: Timestamp | None = None
+    deadline: Timestamp | None = None
+    retry: Retry = Retry()
+    grace_s: Annotated[int, Meta(ge=0, le=3600)] | None = None
+    labels: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
+    annotations: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
+    external_uri: Annotated[str, Meta(max_length=2048, pattern=r"^https?://[^\s\x00-\x1f]+$(?!\n)")] | None = None
+    dry_run: bool = False
+
+
+class JobCancelRequested(Wish, frozen=True, kw_only=True, tag="JobCancelRequested.v1"):
+    """Somebody asks that a job ends. Answered by JobCancelled, JobStopping or WishRejected."""
+
+    job_id: Annotated[str, Meta(min_length=1, max_length=127)]
+    """The job's name; an operator gives ``<tenant>/<name>``."""
+    reason: Text = ""
+    dry_run: bool = False
+
+
+class QueueUpsertRequested(Wish, frozen=True, kw_only=True, tag="QueueUpsertRequested.v1"):
+    """An operator asks for a queue with these limits, new or changed. Answered by QueueUpserted or WishRejected."""
+
+    queue: Name
+    tenants: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=256)]
+    """Who may submit to it."""
+    limit_compute_milli: Count | None = None
+    limit_memory_mib: Count | None = None
+    limit_jobs: Count | None = None
+    reason: Text = ""
+    dry_run: bool = False
+
+
+class NodeDrainRequested(Wish, frozen=True, kw_only=True, tag="NodeDrainRequested.v1"):
+    """An operator asks that a node takes no more and is emptied. Answered by NodeDraining or WishRejected."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    node_id: Name
+    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+    deadline_s: Seconds = 0
+    """Runs are told to stop at once; this long, at most, they may take (their own grace is shorter or equal)."""
+    dry_run: bool = False
+
+
+class NodeCordonRequested(Wish, frozen=True, kw_only=True, tag="NodeCordonRequested.v1"):
+    """An operator asks that a node takes no more. Answered by NodeCordoned or WishRejected."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    node_id: Name
+    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+    dry_run: bool = False
+
+
+class NodeUncordonRequested(Wish, frozen=True, kw_only=True, tag="NodeUncordonRequested.v1"):
+    """An operator asks that a cordoned or draining node is used again. Answered by NodeUncordoned or WishRejected."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    node_id: Name
+    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+    dry_run: bool = False
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Facts
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class Fact(Event, frozen=True, kw_only=True):
+    """Something that a service states. It has happened, and nobody can argue with it, only add to it."""
+
+    AUTHOR: ClassVar[Author]
+    caused_by: str = ""
+    """Id of the event that led to this one; empty where nothing in the streams did."""
+
+
+class LeaseClaimed(Fact, frozen=True, kw_only=True, tag="LeaseClaimed.v1"):
+    """This session writes as the author from here on; older sessions are fenced. Written by each author for itself."""
+
+    author: str
+    session: str
+    core: str
+    """Name, version and digest of the rules that decide, so that a replay knows which to run."""
+    config: dict[str, int | str] = {}
+    """The settings that decisions depend on: they reach the core by this fact alone."""
+
+
+class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job request with every default filled in: what the placer and the agents go by."""
+
+    queue: QueueId
+    kind: WorkloadKind
+    command: tuple[str, ...]
+    env: dict[str, str] = {}
+    service_class: ServiceClass = ServiceClass.BATCH
+    priority: int = 500
+    preemptible: bool = True
+    replicas: int = 1
+    devices: int = 1
+    """Devices per replica, all on one node; 0 for a job without one."""
+    compute_milli: int = 1000
+    """Share of each device."""
+    memory_mib: int = 0
+    """Memory of each device; 0 means the whole device."""
+    mode: Mode | None = None
+    """None: any that gives what was asked."""
+    models: tuple[str, ...] = ()
+    cpu_milli: int = 0
+    host_memory_mib: int = 0
+    time_limit_s: int = 0
+    """0: none."""
+    not_before_at: int = 0
+    deadline_at: int = 0
+    """0: none."""
+    retry_limit: int = 0
+    retry_on: tuple[RunCause, ...] = ()
+    backoff_s: int = 1
+    grace_s: int = 10
+    min_runtime_s: int = 0
+    max_wait_s: int = 0
+    labels: dict[str, str] = {}
+
+
+class JobAdmitted(Fact, frozen=True, kw_only=True, tag="JobAdmitted.v1"):
+    """The job is accepted and waits for slices. Written by admission; it will end in exactly one terminal fact."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    tenant: TenantId
+    answers: int
+    """Sequence of the wish in the stream of wishes."""
+    wish_id: str
+    spec: JobSpec
+    request_digest: str = ""
+    """SHA-256 of the wish's body: what a repeat is compared with."""
+    idempotency_key: str = ""
+    quota_used_milli: int = 0
+    quota_used_mib: int = 0
+    """What the queue's runs held when this was decided."""
+    external_uri: str = ""
+
+
+class JobRejected(Fact, frozen=True, kw_only=True, tag="JobRejected.v1"):
+    """The job request is refused, for this reason. Written by admission; nothing was or will be done."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    tenant: TenantId
+    answers: int
+    wish_id: str
+    code: Refusal
+    field: str = ""
+    """Path in the request, such as ``resources.gpu``; empty where it is no field's fault."""
+    expected: str = ""
+    found: str = ""
+    message: str = ""
+    job_id: JobId | None = None
+    """The id that the job would have had, where it could be read."""
+
+
+class JobDuplicate(Fact, frozen=True, kw_only=True, tag="JobDuplicate.v1"):
+    """The wish repeats an earlier one. Written by admission; the first answer stands."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    tenant: TenantId
+    answers: int
+    wish_id: str
+    original_job_id: JobId
+    first_wish: int
+    """Sequence of the first wish."""
+
+
+class WishRejected(Fact, frozen=True, kw_only=True, tag="WishRejected.v1"):
+    """A wish other than a job request is refused by admission. Nothing was done."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    tenant: TenantId
+    answers: int
+    wish_id: str
+    wish_type: str
+    code: Refusal
+    field: str = ""
+    expected: str = ""
+    found: str = ""
+    message: str = ""
+
+
+class NodeWishRejected(Fact, frozen=True, kw_only=True, tag="NodeWishRejected.v1"):
+    """A wish about a node is refused by the monitor. Nothing was done."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    tenant: TenantId
+    answers: int
+    wish_id: str
+    wish_type: str
+    code: Refusal
+    field: str = ""
+    expected: str = ""
+    found: str = ""
+    message: str = ""
+
+
+class QueueUpserted(Fact, frozen=True, kw_only=True, tag="QueueUpserted.v1"):
+    """The queue exists with these limits from here on. Written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    queue: QueueId
+    tenants: tuple[TenantId, ...]
+    limit_compute_milli: int | None = None
+    limit_memory_mib: int | None = None
+    limit_jobs: int | None = None
+    answers: int
+    actor: str
+    reason: str = ""
+
+
+class JobStopping(Fact, frozen=True, kw_only=True, tag="JobStopping.v1"):
+    """The job's live runs must end. Written by admission; the placer orders the stops, and nothing more is placed."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    attempt: int
+    cause: StopCause
+    actor: str
+    reason: str = ""
+    answers: int = 0
+    """Sequence of the wish that this answers; 0 where no wish asked for it."""
+
+
+class JobRequeued(Fact, frozen=True, kw_only=True, tag="JobRequeued.v1"):
+    """The job's attempt is over and it waits for slices again. Written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    attempt: int
+    """The next attempt."""
+    cause: RunCause
+    not_before_at: Instant = 0
+    """No run of it is placed before this instant (backoff)."""
+    retries_left: int = 0
+
+
+class JobSucceeded(Fact, frozen=True, kw_only=True, tag="JobSucceeded.v1"):
+    """Every replica ended well. Terminal; written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    attempts: int
+    wait_ms: int
+    """From the wish to the last attempt's first start."""
+    run_ms: int
+
+
+class JobFailed(Fact, frozen=True, kw_only=True, tag="JobFailed.v1"):
+    """The job ended without success. Terminal; written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    attempts: int
+    cause: RunCause
+    exit_code: int | None = None
+    signal: int | None = None
+    run_id: RunId | None = None
+    """The run that decided it."""
+
+
+class JobCancelled(Fact, frozen=True, kw_only=True, tag="JobCancelled.v1"):
+    """The job ended because somebody asked. Terminal; written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    actor: str
+    reason: str = ""
+    answers: int = 0
+
+
+class JobExpired(Fact, frozen=True, kw_only=True, tag="JobExpired.v1"):
+    """The job's deadline passed before it succeeded. Terminal; written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    deadline_at: int
+
+
+class LateFactIgnored(Fact, frozen=True, kw_only=True, tag="LateFactIgnored.v1"):
+    """A run's fact came when its outcome no longer counted. Written by admission; kept so that nobody wonders."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    run_id: RunId
+    fact_seq: int
+    why: str
+
+
+class Slice(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A share of one device, and how it is enforced."""
+
+    device_uuid: DeviceUuid
+    compute_milli: int
+    memory_mib: int
+    mode: Mode
+
+
+class Candidate(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One way the run could have been placed, with what it scored (higher is better)."""
+
+    node_id: NodeId
+    devices: tuple[DeviceUuid, ...]
+    score: int
+    parts: dict[str, int] = {}
+
+
+class RunPlaced(Fact, frozen=True, kw_only=True, tag="RunPlaced.v1"):
+    """The run shall start on this node and holds these slices from here on. Written by placer; the agent obeys it."""
+
+    AUTHOR: ClassVar[Author] = PLACER
+    run_id: RunId
+    job_id: JobId
+    tenant: TenantId
+    node_id: NodeId
+    node_epoch: int
+    """The agent refuses the order where its node's epoch is another."""
+    slices: tuple[Slice, ...]
+    cpu_milli: int = 0
+    host_memory_mib: int = 0
+    command: tuple[str, ...]
+    env: dict[str, str] = {}
+    grace_s: int = 10
+    candidates: tuple[Candidate, ...] = ()
+    """The best few, the chosen one first."""
+    excluded: dict[str, int] = {}
+    """Why the other nodes were out: reason to count."""
+
+
+class RunStopOrdered(Fact, frozen=True, kw_only=True, tag="RunStopOrdered.v1"):
+    """The run shall end: asked politely, then after its grace made to. Written by placer; the agent obeys it."""
+
+    AUTHOR: ClassVar[Author] = PLACER
+    run_id: RunId
+    node_id: NodeId
+    cause: StopCause
+    grace_s: int
+    actor: str
+    reason: str = ""
+
+
+class JobPendingReasonChanged(Fact, frozen=True, kw_only=True, tag="JobPendingReasonChanged.v1"):
+    """The job waits for this reason now. Written by placer when the reason changes, not at every round."""
+
+    AUTHOR: ClassVar[Author] = PLACER
+    job_id: JobId
+    code: Pending
+    requested: dict[str, int] = {}
+    available: dict[str, int] = {}
+    limit: dict[str, int] = {}
+    blocking_ids: tuple[str, ...] = ()
+    """Who holds what it needs, at most eight, the likeliest to end first."""
+    nodes: dict[str, int] = {}
+    """Why nodes are out: reason to count."""
+    since_at: Instant
+    hint: str = ""
+
+
+class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One device as its node's agent found it."""
+
+    uuid: DeviceUuid
+    index: int
+    model: str
+    memory_mib: int
+    """What slices may be made of: the total less what the driver keeps for itself."""
+    compute_milli: int = 1000
+    sms: int = 0
+    arch: str = ""
+    compute_capability: str = ""
+    numa_node: int = 0
+    modes: tuple[Mode, ...]
+    """Slice modes whose probe succeeded."""
+    health: DeviceHealth = DeviceHealth.HEALTHY
+
+
+class NodeRegistered(Fact, frozen=True, kw_only=True, tag="NodeRegistered.v1"):
+    """The node's agent is at work with these devices. Written by the agent when it starts, and after each fencing."""
+
+    AUTHOR: ClassVar[Author] = AGENT
+    node_id: NodeId
+    session: str
+    boot_id: str
+    epoch: int
+    """The node's epoch as the agent knows it: the placer trusts the node where it is the current one."""
+    devices: tuple[Device, ...]
+    cpu_milli: int
+    memory_mib: int
+    driver_version: str = ""
+    simulated: bool = False
+    labels: dict[str, str] = {}
+    agent_version: str = ""
+
+
+class DeviceHealthChanged(Fact, frozen=True, kw_only=True, tag="DeviceHealthChanged.v1"):
+    """A device's health is another now. Written by the agent."""
+
+    AUTHOR: ClassVar[Author] = AGENT
+    node_id: NodeId
+    device_uuid: DeviceUuid
+    before: DeviceHealth
+    after: DeviceHealth
+    code: str
+    """Such as ``xid-79``."""
+    detail: str = ""
+
+
+class Enforced(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One promise of one slice: what was asked, what was set, what was read back, and who enforces it."""
+
+    device_uuid: DeviceUuid
+    what: str
+    """``memory``, ``compute`` or ``fault_domain``."""
+    asked: int
+    applied: int
+    observed: int
+    by: str
+
+
+class RunStarted(Fact, frozen=True, kw_only=True, tag="RunStarted.v1"):
+    """The run's process is running within its slices. Written by the agent; it states this once for a run."""
+
+    AUTHOR: ClassVar[Author] = AGENT
+    run_id: RunId
+    node_id: NodeId
+    pid: int
+    started_at: Instant
+    """By the node's clock."""
+    enforced: tuple[Enforced, ...] = ()
+    cpus: tuple[int, ...] = ()
+
+
+class RunFinished(Fact, frozen=True, kw_only=True, tag="RunFinished.v1"):
+    """The run's process is gone, or never came to be. Written by the agent; it states this once for a run."""
+
+    AUTHOR: ClassVar[Author] = AGENT
+    run_id: RunId
+    node_id: NodeId
+    cause: RunCause
+    exit_code: int | None = None
+    signal: int | None = None
+    was_started: bool = True
+    started_at: Instant = 0
+    finished_at: Instant
+    peak_memory_mib: int | None = None
+    """Most device memory that was seen in use, over all its devices; None where nobody looked."""
+    detail: str = ""
+
+
+class RunReleased(Fact, frozen=True, kw_only=True, tag="RunReleased.v1"):
+    """Nothing of the run is left on its devices: its slices are free. Written by the agent."""
+
+    AUTHOR: ClassVar[Author] = AGENT
+    run_id: RunId
+    node_id: NodeId
+    released_at: Instant
+
+
+class NodeSuspected(Fact, frozen=True, kw_only=True, tag="NodeSuspected.v1"):
+    """The node has been silent for longer than it should. Written by monitor; nothing new is placed on it."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    node_id: NodeId
+    epoch: int
+    silent_ms: int
+    """By the monitor's monotonic clock, from the last heartbeat's receipt."""
+    lease_ms: int
+
+
+class NodeTrusted(Fact, frozen=True, kw_only=True, tag="NodeTrusted.v1"):
+    """A suspected node spoke before its lease ended. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    node_id: NodeId
+    epoch: int
+    silent_ms: int
+
+
+class NodeLost(Fact, frozen=True, kw_only=True, tag="NodeLost.v1"):
+    """The node's lease ended without a sign of it. Written by monitor, in one batch with NodeFenced."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    node_id: NodeId
+    silent_ms: int
+    lease_ms: int
+    rule: str
+
+
+class NodeFenced(Fact, frozen=True, kw_only=True, tag="NodeFenced.v1"):
+    """Runs of older epochs on the node no longer count, and their slices are free. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    node_id: NodeId
+    epoch: int
+    """The new epoch: the node is used again once its agent registers with it, having stopped what is older."""
+    runs: tuple[RunId, ...] = ()
+    reason: str = ""
+
+
+class NodeRecovered(Fact, frozen=True, kw_only=True, tag="NodeRecovered.v1"):
+    """A fenced node registered with its new epoch and is used again. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    node_id: NodeId
+    epoch: int
+    away_ms: int
+
+
+class NodeCordoned(Fact, frozen=True, kw_only=True, tag="NodeCordoned.v1"):
+    """Nothing new is placed on the node; what runs, runs on. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    node_id: NodeId
+    actor: str
+    reason: str
+    answers: int = 0
+
+
+class NodeDraining(Fact, frozen=True, kw_only=True, tag="NodeDraining.v1"):
+    """Nothing new is placed on the node, and its runs move elsewhere. By monitor; the placer orders the stops."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    node_id: NodeId
+    actor: str
+    reason: str
+    deadline_at: Instant
+    answers: int = 0
+
+
+class NodeUncordoned(Fact, frozen=True, kw_only=True, tag="NodeUncordoned.v1"):
+    """The node is used again. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    node_id: NodeId
+    actor: str
+    reason: str
+    answers: int = 0
+
+
+class ControlPlaneFrozen(Fact, frozen=True, kw_only=True, tag="ControlPlaneFrozen.v1"):
+    """So much of the fleet is silent that the monitor doubts itself: nothing is fenced or placed. By monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    silent: int
+    nodes: int
+
+
+class ControlPlaneThawed(Fact, frozen=True, kw_only=True, tag="ControlPlaneThawed.v1"):
+    """The fleet speaks again. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    silent: int
+    nodes: int
+
+
+JobWish = JobRequested | JobCancelRequested | QueueUpsertRequested
+NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested
+AnyWish = JobWish | NodeWish
+
+JobFact = (
+    JobAdmitted
+    | JobRejected
+    | JobDuplicate
+    | WishRejected
+    | QueueUpserted
+    | JobStopping
+    | JobRequeued
+    | JobSucceeded
+    | JobFailed
+    | JobCancelled
+    | JobExpired
+    | LateFactIgnored
+)
+PlacerFact = RunPlaced | RunStopOrdered | JobPendingReasonChanged
+AgentFact = NodeRegistered | DeviceHealthChanged | RunStarted | RunFinished | RunReleased
+MonitorFact = (
+    NodeWishRejected
+    | NodeSuspected
+    | NodeTrusted
+    | NodeLost
+    | NodeFenced
+    | NodeRecovered
+    | NodeCordoned
+    | NodeDraining
+    | NodeUncordoned
+    | ControlPlaneFrozen
+    | ControlPlaneThawed
+)
+AnyFact = LeaseClaimed | JobFact | PlacerFact | AgentFact | MonitorFact
+
+WISHES: Final[tuple[type[Wish], ...]] = AnyWish.__args__
+FACTS: Final[tuple[type[Fact], ...]] = AnyFact.__args__
+TERMINAL: Final = (JobSucceeded, JobFailed, JobCancelled, JobExpired)
+"""A job is terminal once, and stays so."""
+
+
+def type_name(kind: type[Event]) -> str:
+    """The wire name of an event type.
+
+    >>> type_name(JobRequested)
+    'JobRequested.v1'
+    """
+    return str(kind.__struct_config__.tag)
+
+
+def is_operator(tenant: TenantId) -> bool:
+    """True for the principal that runs the pool."""
+    return tenant == OPERATOR

@@ -1,0 +1,193 @@
+"""Every subject on the bus, built and parsed. No other file holds one as a string.
+
+From wide to narrow: pool, kind, author or tenant, entity::
+
+    apportion.v1.<pool>.wish.<tenant>.<WishType>
+    apportion.v1.<pool>.fact.<author>.job.<tenant>.<name>
+    apportion.v1.<pool>.fact.<author>.run.<node>.<tenant>.<name>.<replica>.<attempt>
+    apportion.v1.<pool>.fact.<author>.node.<node>
+    apportion.v1.<pool>.fact.<author>.queue.<queue>
+    apportion.v1.<pool>.fact.<author>.wish.<tenant>
+    apportion.v1.<pool>.fact.<author>.pool
+    apportion.v1.<pool>.lease.<author>
+    apportion.v1.<pool>.sample.<node>.<what>
+    apportion.v1.<pool>.query.<name>
+
+An agent follows its own node with a handful of filters; a tenant's credential opens its own wishes and jobs alone.
+"""
+
+from typing import Final
+
+from apportion.contracts import events as ev
+from apportion.contracts.ids import ADMISSION, MONITOR, PLACER, Author, JobId, NodeId, PoolId, RunId, TenantId
+
+ROOT: Final = "apportion.v1"
+
+
+class SubjectInvalid(ValueError):
+    """A subject that is none of ours."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"not a subject of Apportion: {subject!r}")
+
+
+def wishes_stream(pool: PoolId) -> str:
+    """Name of the pool's stream of wishes."""
+    return f"APPORTION_{pool.upper()}_WISHES"
+
+
+def facts_stream(pool: PoolId) -> str:
+    """Name of the pool's stream of facts."""
+    return f"APPORTION_{pool.upper()}_FACTS"
+
+
+def all_wishes(pool: PoolId) -> str:
+    """The pattern that the stream of wishes captures."""
+    return f"{ROOT}.{pool}.wish.>"
+
+
+def all_facts(pool: PoolId) -> tuple[str, str]:
+    """The patterns that the stream of facts captures: facts and leases."""
+    return f"{ROOT}.{pool}.fact.>", f"{ROOT}.{pool}.lease.>"
+
+
+def wish(pool: PoolId, tenant: TenantId, kind: type[ev.Wish]) -> str:
+    """Where a tenant publishes this kind of wish.
+
+    >>> wish(PoolId("main"), TenantId("acme"), ev.JobRequested)
+    'apportion.v1.main.wish.acme.JobRequested'
+    """
+    return f"{ROOT}.{pool}.wish.{tenant}.{ev.type_name(kind).partition('.')[0]}"
+
+
+def tenant_and_type_of_wish(subject: str) -> tuple[TenantId, str]:
+    """The tenant and the type that a wish's subject names.
+
+    >>> tenant_and_type_of_wish("apportion.v1.main.wish.acme.JobRequested")
+    ('acme', 'JobRequested')
+    """
+    parts = subject.split(".")
+    if len(parts) < 5 or parts[3] != "wish":
+        raise SubjectInvalid(subject)
+    return TenantId(parts[4]), ".".join(parts[5:])
+
+
+def lease(pool: PoolId, author: Author) -> str:
+    """Where an author claims the right to write."""
+    return f"{ROOT}.{pool}.lease.{author}"
+
+
+def run_entity(node: NodeId, run: RunId) -> str:
+    """The entity part of a run's subject, its node first so that an agent can ask for its own."""
+    return f"run.{node}.{run.replace('/', '.')}"
+
+
+def job_entity(job: JobId) -> str:
+    """The entity part of a job's subject."""
+    return f"job.{job.replace('/', '.', 1)}"
+
+
+def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
+    """Where ``author`` states ``event``."""
+    prefix = f"{ROOT}.{pool}.fact.{author}"
+    match event:
+        case ev.LeaseClaimed():
+            return lease(pool, author)
+        case ev.RunPlaced() | ev.RunStopOrdered() | ev.RunStarted() | ev.RunFinished() | ev.RunReleased():
+            return f"{prefix}.{run_entity(event.node_id, event.run_id)}"
+        case (
+            ev.JobAdmitted()
+            | ev.JobStopping()
+            | ev.JobRequeued()
+            | ev.JobSucceeded()
+            | ev.JobFailed()
+            | ev.JobCancelled()
+            | ev.JobExpired()
+            | ev.JobPendingReasonChanged()
+        ):
+            return f"{prefix}.{job_entity(event.job_id)}"
+        case ev.LateFactIgnored():
+            return f"{prefix}.late"
+        case ev.JobRejected() | ev.JobDuplicate() | ev.WishRejected() | ev.NodeWishRejected():
+            return f"{prefix}.wish.{_token(event.tenant)}"
+        case ev.QueueUpserted():
+            return f"{prefix}.queue.{event.queue}"
+        case (
+            ev.NodeRegistered()
+            | ev.DeviceHealthChanged()
+            | ev.NodeSuspected()
+            | ev.NodeTrusted()
+            | ev.NodeLost()
+            | ev.NodeFenced()
+            | ev.NodeRecovered()
+            | ev.NodeCordoned()
+            | ev.NodeDraining()
+            | ev.NodeUncordoned()
+        ):
+            return f"{prefix}.node.{event.node_id}"
+        case ev.ControlPlaneFrozen() | ev.ControlPlaneThawed():
+            return f"{prefix}.pool"
+        case _:
+            raise AssertionError(f"a fact without a subject: {event!r}")
+
+
+def _token(text: str) -> str:
+    # A tenant that nobody knows may hold anything that the broker lets through; the answer's subject must still parse.
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in text)[:63] or "_"
+
+
+def author_of_fact(subject: str) -> Author:
+    """Who stated the fact, which the broker checked.
+
+    >>> author_of_fact("apportion.v1.main.fact.agent-node-1.node.node-1")
+    'agent-node-1'
+    """
+    parts = subject.split(".", 5)
+    if len(parts) < 5 or parts[3] not in {"fact", "lease"}:
+        raise SubjectInvalid(subject)
+    return Author(parts[4])
+
+
+def facts_for_agent(pool: PoolId, node: NodeId, author: Author) -> tuple[str, ...]:
+    """What a node's agent follows: orders for its runs, what the monitor says of the node, and its own words."""
+    return (
+        f"{ROOT}.{pool}.fact.{PLACER}.run.{node}.>",
+        f"{ROOT}.{pool}.fact.{MONITOR}.node.{node}",
+        f"{ROOT}.{pool}.fact.{author}.>",
+        lease(pool, author),
+    )
+
+
+def facts_of_job(pool: PoolId, job: JobId) -> tuple[str, ...]:
+    """What is said of a job and of its runs, by anybody."""
+    dotted = job.replace("/", ".", 1)
+    return (f"{ROOT}.{pool}.fact.*.job.{dotted}", f"{ROOT}.{pool}.fact.*.run.*.{dotted}.*.*")
+
+
+def answers(pool: PoolId, tenant: TenantId) -> tuple[str, ...]:
+    """Where a tenant's wishes are answered."""
+    return (
+        f"{ROOT}.{pool}.fact.{ADMISSION}.job.{tenant}.*",
+        f"{ROOT}.{pool}.fact.{ADMISSION}.wish.{tenant}",
+    )
+
+
+def sample(pool: PoolId, node: NodeId, what: str) -> str:
+    """Where a node's agent publishes readings, on plain NATS."""
+    return f"{ROOT}.{pool}.sample.{node}.{what}"
+
+
+def all_samples(pool: PoolId, what: str) -> str:
+    """One kind of reading, of every node."""
+    return f"{ROOT}.{pool}.sample.*.{what}"
+
+
+def node_of_sample(subject: str) -> NodeId:
+    """The node that a reading is of."""
+    return NodeId(subject.split(".")[4])
+
+
+def query(pool: PoolId, name: str) -> str:
+    """Where the monitor answers questions, by request and reply."""
+    return f"{ROOT}.{pool}.query.{name}"

@@ -1,0 +1,536 @@
+"""The pool as the stream of facts describes it: queues, nodes, devices, jobs and runs, folded in place.
+
+Shared by everyone who needs to know who holds what. It believes what the stream says and decides nothing; whatever it
+doesn't know (a late fact of a job that ended long ago) it passes over.
+
+States of a job::
+
+    queued ──► running ──► succeeded | failed | cancelled | expired
+       ▲          │
+       └ stopping ┘        (requeued: the next attempt waits)
+
+States of a run::
+
+    placed ──► started ──► finished ──► released
+       └───────────┴──────────┴──► lost (its node was fenced)
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum, unique
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import DeviceHealth, Pending, RunCause, StopCause
+from apportion.contracts.envelope import Entry, Stream
+from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run, node_of_author
+from msgspec import Struct
+
+
+@unique
+class NodeState(StrEnum):
+    """Whether the placer may use a node."""
+
+    READY = "ready"
+    SUSPECTED = "suspected"
+    """Silent for longer than it should: nothing new is placed, nothing is taken away."""
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    FENCED = "fenced"
+    """Lost: its older runs don't count, until its agent registers with the new epoch."""
+
+
+@unique
+class RunState(StrEnum):
+    """Where a run is between its placement and the freeing of its slices."""
+
+    PLACED = "placed"
+    STARTED = "started"
+    FINISHED = "finished"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+@unique
+class JobState(StrEnum):
+    """Where a job is between its admission and its end."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    """Runs of its attempt are placed or started."""
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class DeviceView(Struct):
+    """One device and what is held of it. ``free_*`` may be negative for a moment when a device came back smaller."""
+
+    device: ev.Device
+    used_compute_milli: int = 0
+    used_memory_mib: int = 0
+    runs: dict[RunId, ev.Slice] = {}
+
+    @property
+    def free_compute_milli(self) -> int:
+        """Milli-GPU that no run holds."""
+        return self.device.compute_milli - self.used_compute_milli
+
+    @property
+    def free_memory_mib(self) -> int:
+        """MiB that no run holds."""
+        return self.device.memory_mib - self.used_memory_mib
+
+
+class NodeView(Struct):
+    """One node: its epoch, its state, its devices by UUID, and what is held of its host."""
+
+    node_id: NodeId
+    epoch: int
+    session: str = ""
+    state: NodeState = NodeState.READY
+    cordon: NodeState | None = None
+    """CORDONED or DRAINING where an operator said so; it outlasts suspicion and fencing."""
+    devices: dict[DeviceUuid, DeviceView] = {}
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    used_cpu_milli: int = 0
+    used_memory_mib: int = 0
+    runs: set[RunId] = set()
+    """Runs that hold something here."""
+    simulated: bool = False
+    labels: dict[str, str] = {}
+    driver_version: str = ""
+    drain_deadline_at: int = 0
+    changed_seq: int = 0
+    """Sequence of the last fact that changed what fits here."""
+
+    @property
+    def is_usable(self) -> bool:
+        """True where new runs may be placed."""
+        return self.state is NodeState.READY
+
+
+class RunView(Struct):
+    """One attempt of one replica."""
+
+    run_id: RunId
+    job_id: JobId
+    node_id: NodeId
+    node_epoch: int
+    slices: tuple[ev.Slice, ...]
+    cpu_milli: int
+    host_memory_mib: int
+    state: RunState = RunState.PLACED
+    placed_at: int = 0
+    """Recorded instants of the facts; information for people and for durations."""
+    started_at: int = 0
+    finished_at: int = 0
+    stop: StopCause | None = None
+    """Set once it was ordered to stop."""
+    cause: RunCause | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    last_event: str = ""
+    holds: bool = True
+    """Whether its slices are taken from its devices still."""
+
+
+class JobView(Struct):
+    """One job that has not ended, or whose runs still hold something."""
+
+    job_id: JobId
+    tenant: TenantId
+    spec: ev.JobSpec
+    state: JobState = JobState.QUEUED
+    attempt: int = 1
+    requested_at: int = 0
+    admitted_seq: int = 0
+    """Sequence of its JobAdmitted: its age in any order."""
+    queued_at: int = 0
+    not_before_at: int = 0
+    retries_used: int = 0
+    runs: dict[RunId, RunView] = {}
+    """Runs of the present attempt, and older ones that still hold something."""
+    stop: StopCause | None = None
+    stop_actor: str = ""
+    stop_reason: str = ""
+    pending: Pending = Pending.PENDING_EVALUATION
+    pending_fact: ev.JobPendingReasonChanged | None = None
+    pending_since_at: int = 0
+    last_event: str = ""
+    first_started_at: int = 0
+
+    def current_runs(self) -> Iterator[RunView]:
+        """Runs of the present attempt, in replica order."""
+        for run in self.runs.values():
+            if attempt_of_run(run.run_id) == self.attempt:
+                yield run
+
+
+class QueueView(Struct):
+    """One queue: its limits and what its runs hold."""
+
+    queue_id: QueueId
+    tenants: tuple[TenantId, ...]
+    limit_compute_milli: int | None = None
+    limit_memory_mib: int | None = None
+    limit_jobs: int | None = None
+    used_compute_milli: int = 0
+    used_memory_mib: int = 0
+    jobs: int = 0
+    """Jobs that have not ended."""
+
+
+class Pool(Struct):
+    """Everything that facts say of one pool. Change it only by ``evolve``."""
+
+    seq: int = 0
+    """Sequence of the last fact folded."""
+    at: int = 0
+    """When that fact was recorded."""
+    queues: dict[QueueId, QueueView] = {}
+    nodes: dict[NodeId, NodeView] = {}
+    jobs: dict[JobId, JobView] = {}
+    run_jobs: dict[RunId, JobId] = {}
+    """Which job each known run belongs to."""
+    frozen: bool = False
+    leases: dict[str, int] = {}
+    """Author to the sequence of its newest claim."""
+
+
+def evolve(pool: Pool, entry: Entry) -> Pool:
+    """The pool after this fact, changed in place. What it doesn't know changes only ``seq``."""
+    if entry.stream is not Stream.FACTS:
+        return pool
+    if entry.seq <= pool.seq:
+        return pool  # delivered twice
+    pool.seq = entry.seq
+    pool.at = entry.recorded_at
+    event = entry.event
+    match event:
+        case ev.LeaseClaimed():
+            pool.leases[str(entry.author)] = entry.seq
+        case ev.JobAdmitted():
+            _admitted(pool, entry, event)
+        case ev.JobPendingReasonChanged():
+            if (job := pool.jobs.get(event.job_id)) is not None:
+                job.pending = event.code
+                job.pending_fact = event
+                job.pending_since_at = event.since_at
+        case ev.RunPlaced():
+            _placed(pool, entry, event)
+        case ev.RunStopOrdered():
+            if (run := run_of(pool, event.run_id)) is not None:
+                run.stop = event.cause
+                run.last_event = entry.event_id
+        case ev.RunStarted():
+            _started(pool, entry, event)
+        case ev.RunFinished():
+            _finished(pool, entry, event)
+        case ev.RunReleased():
+            _released(pool, entry, event)
+        case ev.JobStopping():
+            if (job := pool.jobs.get(event.job_id)) is not None and job.state is not JobState.ENDED:
+                job.state = JobState.STOPPING
+                job.stop = event.cause
+                job.stop_actor = event.actor
+                job.stop_reason = event.reason
+                job.last_event = entry.event_id
+        case ev.JobRequeued():
+            _requeued(pool, entry, event)
+        case ev.JobSucceeded() | ev.JobFailed() | ev.JobCancelled() | ev.JobExpired():
+            _ended(pool, event.job_id)
+        case ev.QueueUpserted():
+            _queue(pool, event)
+        case ev.NodeRegistered():
+            _registered(pool, entry, event)
+        case ev.DeviceHealthChanged():
+            _health(pool, entry, event)
+        case ev.NodeSuspected():
+            _node_state(pool, entry, event.node_id, NodeState.SUSPECTED)
+        case ev.NodeTrusted():
+            _node_state(pool, entry, event.node_id, NodeState.READY)
+        case ev.NodeFenced():
+            _fenced(pool, entry, event)
+        case ev.NodeCordoned():
+            _cordon(pool, entry, event.node_id, NodeState.CORDONED)
+        case ev.NodeDraining():
+            _cordon(pool, entry, event.node_id, NodeState.DRAINING)
+            if (node := pool.nodes.get(event.node_id)) is not None:
+                node.drain_deadline_at = event.deadline_at
+        case ev.NodeUncordoned():
+            _cordon(pool, entry, event.node_id, None)
+        case ev.ControlPlaneFrozen():
+            pool.frozen = True
+        case ev.ControlPlaneThawed():
+            pool.frozen = False
+        case _:
+            pass  # rejections, duplicates, judgements without effect on who holds what, and types of newer versions
+    return pool
+
+
+def run_of(pool: Pool, run: RunId) -> RunView | None:
+    """The run, where its job is known still."""
+    job_id = pool.run_jobs.get(run)
+    if job_id is None:
+        return None
+    job = pool.jobs.get(job_id)
+    return None if job is None else job.runs.get(run)
+
+
+def _admitted(pool: Pool, entry: Entry, event: ev.JobAdmitted) -> None:
+    spec = event.spec
+    pool.jobs[event.job_id] = JobView(
+        job_id=event.job_id,
+        tenant=event.tenant,
+        spec=spec,
+        requested_at=entry.recorded_at,
+        admitted_seq=entry.seq,
+        queued_at=entry.recorded_at,
+        not_before_at=spec.not_before_at,
+        pending_since_at=entry.recorded_at,
+        last_event=entry.event_id,
+    )
+    if (queue := pool.queues.get(spec.queue)) is not None:
+        queue.jobs += 1
+
+
+def _placed(pool: Pool, entry: Entry, event: ev.RunPlaced) -> None:
+    job = pool.jobs.get(event.job_id)
+    if job is None:
+        return
+    run = RunView(
+        run_id=event.run_id,
+        job_id=event.job_id,
+        node_id=event.node_id,
+        node_epoch=event.node_epoch,
+        slices=event.slices,
+        cpu_milli=event.cpu_milli,
+        host_memory_mib=event.host_memory_mib,
+        placed_at=entry.recorded_at,
+        last_event=entry.event_id,
+    )
+    job.runs[event.run_id] = run
+    if job.state is JobState.QUEUED:
+        job.state = JobState.RUNNING
+    job.pending_fact = None
+    pool.run_jobs[event.run_id] = event.job_id
+    _take(pool, run, entry.seq)
+
+
+def _started(pool: Pool, entry: Entry, event: ev.RunStarted) -> None:
+    run = run_of(pool, event.run_id)
+    if run is None or run.state is not RunState.PLACED:
+        return
+    run.state = RunState.STARTED
+    run.started_at = entry.recorded_at
+    run.last_event = entry.event_id
+    job = pool.jobs[run.job_id]
+    if not job.first_started_at:
+        job.first_started_at = entry.recorded_at
+
+
+def _finished(pool: Pool, entry: Entry, event: ev.RunFinished) -> None:
+    run = run_of(pool, event.run_id)
+    if run is None or run.state not in {RunState.PLACED, RunState.STARTED}:
+        return
+    run.state = RunState.FINISHED
+    run.finished_at = entry.recorded_at
+    run.cause = event.cause
+    run.exit_code = event.exit_code
+    run.signal = event.signal
+    run.last_event = entry.event_id
+
+
+def _released(pool: Pool, entry: Entry, event: ev.RunReleased) -> None:
+    run = run_of(pool, event.run_id)
+    if run is None:
+        return
+    if run.state is not RunState.LOST:
+        run.state = RunState.RELEASED
+    run.last_event = entry.event_id
+    _give_back(pool, run, entry.seq)
+    _forget_if_done(pool, run.job_id)
+
+
+def _fenced(pool: Pool, entry: Entry, event: ev.NodeFenced) -> None:
+    node = pool.nodes.get(event.node_id)
+    if node is None:
+        return
+    node.epoch = event.epoch
+    node.state = NodeState.FENCED
+    for run_id in sorted(node.runs):
+        run = run_of(pool, run_id)
+        if run is None:
+            continue
+        if run.state is not RunState.RELEASED:
+            # One that had finished keeps its outcome; only its slices are taken back without the agent's word.
+            if run.state is not RunState.FINISHED:
+                run.cause = RunCause.NODE_LOST
+            run.state = RunState.LOST
+        run.last_event = entry.event_id
+        _give_back(pool, run, entry.seq)
+        _forget_if_done(pool, run.job_id)
+    node.changed_seq = entry.seq
+
+
+def _requeued(pool: Pool, entry: Entry, event: ev.JobRequeued) -> None:
+    job = pool.jobs.get(event.job_id)
+    if job is None or job.state is JobState.ENDED:
+        return
+    job.retries_used = max(job.retries_used, job.spec.retry_limit - event.retries_left)
+    job.state = JobState.QUEUED
+    job.attempt = event.attempt
+    job.stop = None
+    job.stop_actor = job.stop_reason = ""
+    job.not_before_at = max(job.spec.not_before_at, event.not_before_at)
+    job.queued_at = entry.recorded_at
+    job.pending = Pending.PENDING_EVALUATION
+    job.pending_fact = None
+    job.pending_since_at = entry.recorded_at
+    job.first_started_at = 0
+    job.last_event = entry.event_id
+    for run_id in [r.run_id for r in job.runs.values() if not r.holds]:
+        del job.runs[run_id]
+        pool.run_jobs.pop(run_id, None)
+
+
+def _ended(pool: Pool, job_id: JobId) -> None:
+    job = pool.jobs.get(job_id)
+    if job is None or job.state is JobState.ENDED:
+        return
+    job.state = JobState.ENDED
+    if (queue := pool.queues.get(job.spec.queue)) is not None:
+        queue.jobs -= 1
+    _forget_if_done(pool, job_id)
+
+
+def _forget_if_done(pool: Pool, job_id: JobId) -> None:
+    # What has ended and holds nothing can't matter to any decision; the log remembers it.
+    job = pool.jobs.get(job_id)
+    if job is None or job.state is not JobState.ENDED or any(run.holds for run in job.runs.values()):
+        return
+    for run_id in job.runs:
+        pool.run_jobs.pop(run_id, None)
+    del pool.jobs[job_id]
+
+
+def _queue(pool: Pool, event: ev.QueueUpserted) -> None:
+    queue = pool.queues.get(event.queue)
+    if queue is None:
+        queue = pool.queues[event.queue] = QueueView(queue_id=event.queue, tenants=event.tenants)
+    queue.tenants = event.tenants
+    queue.limit_compute_milli = event.limit_compute_milli
+    queue.limit_memory_mib = event.limit_memory_mib
+    queue.limit_jobs = event.limit_jobs
+
+
+def _registered(pool: Pool, entry: Entry, event: ev.NodeRegistered) -> None:
+    if entry.author is None or node_of_author(entry.author) != event.node_id:
+        return  # identity comes from the subject: nobody registers another's node
+    node = pool.nodes.get(event.node_id)
+    if node is None:
+        node = pool.nodes[event.node_id] = NodeView(node_id=event.node_id, epoch=event.epoch)
+    node.session = event.session
+    node.cpu_milli = event.cpu_milli
+    node.memory_mib = event.memory_mib
+    node.simulated = event.simulated
+    node.labels = event.labels
+    node.driver_version = event.driver_version
+    devices: dict[DeviceUuid, DeviceView] = {}
+    for device in event.devices:
+        view = node.devices.get(device.uuid)
+        if view is None:
+            view = DeviceView(device=device)
+        view.device = device
+        devices[device.uuid] = view
+    node.devices = devices
+    if event.epoch == node.epoch:
+        node.state = node.cordon or NodeState.READY
+    node.changed_seq = entry.seq
+
+
+def _health(pool: Pool, entry: Entry, event: ev.DeviceHealthChanged) -> None:
+    node = pool.nodes.get(event.node_id)
+    view = None if node is None else node.devices.get(event.device_uuid)
+    if node is None or view is None:
+        return
+    view.device = _with_health(view.device, event.after)
+    node.changed_seq = entry.seq
+
+
+def _with_health(device: ev.Device, health: DeviceHealth) -> ev.Device:
+    # Not structs.replace: this is the hot path of nothing, and naming the fields keeps a new one from being forgotten.
+    return ev.Device(
+        uuid=device.uuid,
+        index=device.index,
+        model=device.model,
+        memory_mib=device.memory_mib,
+        compute_milli=device.compute_milli,
+        sms=device.sms,
+        arch=device.arch,
+        compute_capability=device.compute_capability,
+        numa_node=device.numa_node,
+        modes=device.modes,
+        health=health,
+    )
+
+
+def _node_state(pool: Pool, entry: Entry, node_id: NodeId, state: NodeState) -> None:
+    node = pool.nodes.get(node_id)
+    if node is None or node.state is NodeState.FENCED:
+        return
+    node.state = (node.cordon or state) if state is NodeState.READY else state
+    node.changed_seq = entry.seq
+
+
+def _cordon(pool: Pool, entry: Entry, node_id: NodeId, cordon: NodeState | None) -> None:
+    node = pool.nodes.get(node_id)
+    if node is None:
+        return
+    node.cordon = cordon
+    if node.state in {NodeState.READY, NodeState.CORDONED, NodeState.DRAINING}:
+        node.state = cordon or NodeState.READY
+    if cordon is not NodeState.DRAINING:
+        node.drain_deadline_at = 0
+    node.changed_seq = entry.seq
+
+
+def _take(pool: Pool, run: RunView, seq: int) -> None:
+    node = pool.nodes.get(run.node_id)
+    if node is not None:
+        node.runs.add(run.run_id)
+        node.used_cpu_milli += run.cpu_milli
+        node.used_memory_mib += run.host_memory_mib
+        node.changed_seq = seq
+        for piece in run.slices:
+            view = node.devices.get(piece.device_uuid)
+            if view is not None:
+                view.used_compute_milli += piece.compute_milli
+                view.used_memory_mib += piece.memory_mib
+                view.runs[run.run_id] = piece
+    _charge(pool, run, 1)
+
+
+def _give_back(pool: Pool, run: RunView, seq: int) -> None:
+    if not run.holds:
+        return
+    run.holds = False
+    node = pool.nodes.get(run.node_id)
+    if node is not None:
+        node.runs.discard(run.run_id)
+        node.used_cpu_milli -= run.cpu_milli
+        node.used_memory_mib -= run.host_memory_mib
+        node.changed_seq = seq
+        for piece in run.slices:
+            view = node.devices.get(piece.device_uuid)
+            if view is not None and view.runs.pop(run.run_id, None) is not None:
+                view.used_compute_milli -= piece.compute_milli
+                view.used_memory_mib -= piece.memory_mib
+    _charge(pool, run, -1)
+
+
+def _charge(pool: Pool, run: RunView, sign: int) -> None:
+    job = pool.jobs.get(run.job_id)
+    queue = None if job is None else pool.queues.get(job.spec.queue)
+    if queue is not None:
+        queue.used_compute_milli += sign * sum(piece.compute_milli for piece in run.slices)
+        queue.used_memory_mib += sign * sum(piece.memory_mib for piece in run.slices)

@@ -1,0 +1,1 @@
+"""The shell that all services share: reactor, streams, embedded server, settings, telemetry."""

@@ -1,0 +1,1 @@
+"""What happened, what is wrong, what did it cost?"""

@@ -1,0 +1,1 @@
+"""One per machine: devices, slices, processes."""

@@ -1,0 +1,1 @@
+"""Which slices, on which devices?"""
