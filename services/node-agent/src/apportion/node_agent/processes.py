@@ -1,0 +1,804 @@
+"""Start at most once, find again after a crash, stop: the agent's side of run processes.
+
+Every run has a directory, made exclusively and synced before anybody is asked to start it, and a shim that outlives
+the agent (spawner.py). This module asks, watches, signals and cleans up, without polling: a pidfd says when a shim has
+ended. What the files mean is judged in run_records.py; what ought to run is the core's business.
+"""
+
+# ruff: noqa: PTH102, PTH104, PTH110, PTH208  plain paths: every run passes here, and building Path objects took a third of the time
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+import msgspec
+from apportion.contracts.ids import RunId
+
+from apportion.node_agent import spawner
+from apportion.node_agent.run_records import (
+    Absent,
+    Claim,
+    Claimed,
+    Ended,
+    ExecFailed,
+    Exited,
+    ExitRecord,
+    Gate,
+    Intent,
+    LossReason,
+    Lost,
+    NeverStarted,
+    Observed,
+    Prepared,
+    ProcessSeen,
+    Running,
+    Started,
+    Unreadable,
+    directory_name,
+    end_of_record,
+    interpret,
+    run_of_directory,
+)
+
+RUN_ID_VARIABLE: Final = "APPORTION_RUN_ID"
+TOKEN_VARIABLE: Final = "APPORTION_RUN_TOKEN"  # noqa: S105  it marks processes; it grants nothing
+
+_LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+_CHANNEL_BYTES: Final = 4096
+_SPAWNER_IDLE_S: Final = 60.0
+_SPAWNER_START_S_MAX: Final = 20.0
+_ASK_ATTEMPTS_MAX: Final = 3
+_KILL_S_MAX: Final = 10.0
+_SWEEP_PAUSE_S: Final = 0.01
+_READ_BYTES: Final = 16384
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run: an argument vector and the whole environment; nothing is inherited from the agent."""
+
+    run_id: RunId
+    epoch: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log_bytes_max: int = _LOG_BYTES_MAX
+    """Most bytes kept of stdout and stderr together."""
+    open_files_max: int | None = None
+
+
+class StartedProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A run whose workload is running; start times are clock ticks since boot, and tell a pid from its reuse."""
+
+    run_id: RunId
+    shim_pid: int
+    shim_start_ticks: int
+    pid: int
+    start_ticks: int
+    started_at_ns: int
+
+
+class RunEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a run that was being watched; no process of it is left."""
+
+    run_id: RunId
+    epoch: int
+    end: Ended
+
+
+class StartRefused(Exception):
+    """The run must not be started: its directory says that it was, or that a later epoch was ordered."""
+
+    def __init__(self, run_id: RunId, observed: Observed, reason: str) -> None:
+        super().__init__(f"{run_id}: {reason}")
+        self.run_id = run_id
+        self.observed = observed
+        self.reason = reason
+
+
+class StartFailed(Exception):
+    """The workload was not started and won't be: ``end`` says why."""
+
+    def __init__(self, run_id: RunId, end: Ended) -> None:
+        super().__init__(f"{run_id}: {end}")
+        self.run_id = run_id
+        self.end = end
+
+
+class SpawnerUnavailable(Exception):
+    """No spawner could be reached or started."""
+
+
+class RootInUse(Exception):
+    """Another agent of this machine holds the directory."""
+
+
+class RunStillLives(Exception):
+    """A run that hasn't ended can't be removed."""
+
+
+class _Watched:
+    """A live run: its shim, held by a descriptor that can't come to mean another process."""
+
+    def __init__(self, intent: Intent, shim: Claim, pidfd: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.intent = intent
+        self.shim = shim
+        self.pidfd = pidfd
+        self.channel: socket.socket | None = None
+        self.started: asyncio.Future[StartedProcess] = loop.create_future()
+        self.ended: asyncio.Future[Ended] = loop.create_future()
+        # Either may fail or end with nobody waiting for it; the queue of ends tells all.
+        self.started.add_done_callback(_retrieve)
+
+
+class Processes:
+    """The runs of one node, under one directory; use as an asynchronous context.
+
+    ``ends`` brings every watched run's end exactly once, in the order in which they were noticed.
+    """
+
+    def __init__(self, root: Path, *, spawner_idle_s: float = _SPAWNER_IDLE_S) -> None:
+        self._root = root
+        self._runs = root / "runs"
+        self._runs_path = str(self._runs)
+        self._spawner_idle_s = spawner_idle_s
+        self._boot_id = _boot_id()
+        self._watched: dict[RunId, _Watched] = {}
+        self._starting: dict[RunId, asyncio.Future[_Watched]] = {}
+        self._spawner: socket.socket | None = None
+        self._spawner_lock = asyncio.Lock()
+        self._spawner_process: subprocess.Popen[bytes] | None = None
+        self._lock_fd = -1
+        self._runs_fd = -1
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="processes")
+        self._sync_next: asyncio.Future[None] | None = None
+        self._sync_running = False
+        self._serial = 0
+        self.ends: asyncio.Queue[RunEnded] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        """Take the directory for this agent; raises RootInUse where another one holds it."""
+        self._runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._root.chmod(0o700)
+        self._lock_fd = os.open(self._root / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            os.close(self._lock_fd)
+            raise RootInUse(str(self._root)) from err
+        self._runs_fd = os.open(self._runs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for leftover in self._runs.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True)  # Being made or removed when its agent died.
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Let go of everything; the runs go on. A later agent adopts them."""
+        loop = asyncio.get_running_loop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for watched in self._watched.values():
+            loop.remove_reader(watched.pidfd)
+            os.close(watched.pidfd)
+            self._close_channel(watched)
+        self._watched.clear()
+        self._drop_spawner()
+        self._threads.shutdown(wait=True)
+        os.close(self._runs_fd)
+        os.close(self._lock_fd)
+
+    async def adopt(self) -> dict[RunId, Observed]:
+        """What became of the runs of earlier agents; those that live are watched from now on.
+
+        To be called once, before the first start. No process is left of any run reported as ended or lost.
+        """
+        found: dict[RunId, Observed] = {}
+        for name in sorted(os.listdir(self._runs_fd)):
+            run = run_of_directory(name)
+            if run is None:
+                continue
+            observed = self.observe(run)
+            if isinstance(observed, Claimed | Running) and self._watch(run, observed, channel=None) is None:
+                observed = self.observe(run)  # It ended between the two looks.
+            if isinstance(observed, Lost):
+                await self._sweep(run)
+            found[run] = observed
+        return found
+
+    def observe(self, run: RunId) -> Observed:
+        """The run's state by its directory and /proc, now."""
+        directory = self._directory(run)
+        intent = _read_record(f"{directory}/intent.json", Intent)
+        claim = _read_record(f"{directory}/claim", Claim)
+        shim = _see_process(claim.pid) if isinstance(claim, Claim) and claim.pid else None
+        # The end is read after the process was looked for: a shim that ends in between has left its word.
+        return interpret(
+            intent=intent,
+            claim=claim,
+            shim=shim,
+            started=_read_record(f"{directory}/started", Started),
+            exit_record=_read_record(f"{directory}/exit", ExitRecord),
+            boot_id=self._boot_id,
+        )
+
+    async def start(self, launch: Launch) -> StartedProcess:
+        """Start the run, or find it started: asked twice, at once or later, the workload runs once.
+
+        Raises StartRefused if it ran before or a later epoch ordered it, StartFailed if it could not be executed.
+        """
+        watched = await self._order(launch, Gate.OPEN)
+        return await asyncio.shield(watched.started)
+
+    async def prepare(self, launch: Launch) -> Claim:
+        """Have a shim claim the run and wait at its gate for ``release`` or ``withdraw``.
+
+        If the agent dies meanwhile, the shim withdraws by itself and the workload is never started.
+        """
+        watched = await self._order(launch, Gate.HELD)
+        return watched.shim
+
+    async def release(self, run: RunId) -> StartedProcess:
+        """Open the gate of a prepared run; repeating it changes nothing."""
+        watched = self._watched[run]
+        if watched.channel is not None and watched.intent.gate is Gate.HELD and not watched.started.done():
+            with contextlib.suppress(OSError):
+                watched.channel.send(b"go")
+        return await asyncio.shield(watched.started)
+
+    async def withdraw(self, run: RunId) -> Ended:
+        """Give up a prepared run before its gate opened; one that was released meanwhile is killed."""
+        watched = self._watched.get(run)
+        if watched is None:
+            return self._end_of(run)
+        if watched.channel is not None and not watched.started.done():
+            with contextlib.suppress(OSError):
+                watched.channel.send(b"withdraw")
+        return await self.stop(run, grace_s=0)
+
+    def signal(self, run: RunId, number: int) -> bool:
+        """Send a signal to the run's process group, by way of its shim; False if it doesn't run."""
+        watched = self._watched.get(run)
+        if watched is None:
+            return False
+        try:
+            signal.pidfd_send_signal(watched.pidfd, signal.SIGRTMIN + number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def stop(self, run: RunId, *, grace_s: float) -> Ended:
+        """End the run: SIGTERM, SIGKILL after ``grace_s``; returns its end once no process of it is left.
+
+        A shim that doesn't answer SIGKILL's order within 10 s is killed itself; the run is then lost.
+        """
+        watched = self._watched.get(run)
+        if watched is None:
+            return self._end_of(run)
+        if grace_s > 0:
+            self.signal(run, signal.SIGTERM)
+            self.signal(run, signal.SIGCONT)  # A suspended run gets its chance too.
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(asyncio.shield(watched.ended), grace_s)
+        deadline = time.monotonic() + _KILL_S_MAX
+        while time.monotonic() < deadline:
+            # Repeated, since an order that comes before the workload's start has nobody to go to.
+            self.signal(run, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(asyncio.shield(watched.ended), 0.5)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watched.pidfd, signal.SIGKILL)
+        return await asyncio.shield(watched.ended)
+
+    async def ended(self, run: RunId) -> Ended:
+        """The run's end, when it comes."""
+        watched = self._watched.get(run)
+        return self._end_of(run) if watched is None else await asyncio.shield(watched.ended)
+
+    async def remove(self, run: RunId) -> None:
+        """Forget an ended run, logs and all; from then on it could be started again, so the facts must be out first."""
+        if run in self._watched or run in self._starting:
+            raise RunStillLives(run)
+        grave = self._set_aside(run)
+        if grave is not None:
+            await asyncio.get_running_loop().run_in_executor(
+                self._threads, lambda: shutil.rmtree(grave, ignore_errors=True)
+            )
+
+    def log_paths(self, run: RunId) -> dict[str, list[Path]]:
+        """The files that hold the run's output, oldest first, by stream."""
+        directory = Path(self._directory(run))
+        return {
+            stream: [path for path in (directory / f"{stream}.1", directory / stream) if path.exists()]
+            for stream in ("stdout", "stderr")
+        }
+
+    def live(self) -> dict[RunId, Claim]:
+        """The runs that are being watched, with their shims."""
+        return {run: watched.shim for run, watched in sorted(self._watched.items())}
+
+    # Starting
+
+    async def _order(self, launch: Launch, gate: Gate) -> _Watched:
+        run = launch.run_id
+        watched = self._watched.get(run)
+        if watched is not None:
+            self._check_epoch(launch, watched.intent.epoch)
+            return watched
+        starting = self._starting.get(run)
+        if starting is not None:
+            return await asyncio.shield(starting)
+        future: asyncio.Future[_Watched] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_retrieve)
+        self._starting[run] = future
+        try:
+            watched = await self._order_alone(launch, gate)
+        except BaseException as err:
+            future.set_exception(err if isinstance(err, Exception) else StartRefused(run, Absent(), "cancelled"))
+            raise
+        else:
+            future.set_result(watched)
+            return watched
+        finally:
+            del self._starting[run]
+
+    async def _order_alone(self, launch: Launch, gate: Gate) -> _Watched:
+        run = launch.run_id
+        if not os.path.exists(self._directory(run)):  # noqa: ASYNC240  one stat of a local name
+            return await self._order_anew(launch, gate)
+        observed = self.observe(run)
+        if isinstance(observed, Prepared) and not self._take_claim(run, observed.intent):
+            observed = self.observe(run)  # A shim that was on its way has taken it.
+        elif isinstance(observed, Prepared):
+            observed = NeverStarted(epoch=observed.intent.epoch)
+        match observed:
+            case Absent():
+                pass
+            case NeverStarted(epoch=epoch):
+                self._check_epoch(launch, epoch)
+                grave = self._set_aside(run)
+                if grave is not None:
+                    shutil.rmtree(grave, ignore_errors=True)
+            case Claimed() | Running():
+                self._check_epoch(launch, observed.intent.epoch)
+                watched = self._watch(run, observed, channel=None)
+                if watched is None:
+                    raise StartRefused(run, self.observe(run), "it has just ended")
+                return watched
+            case _:
+                raise StartRefused(run, observed, "it was started before")
+        return await self._order_anew(launch, gate)
+
+    async def _order_anew(self, launch: Launch, gate: Gate) -> _Watched:
+        run = launch.run_id
+        intent = Intent(
+            run_id=run,
+            epoch=launch.epoch,
+            argv=launch.argv,
+            env={**launch.env, RUN_ID_VARIABLE: run, TOKEN_VARIABLE: (token := secrets.token_hex(16))},
+            gate=gate,
+            log_bytes_max=launch.log_bytes_max,
+            open_files_max=launch.open_files_max,
+            boot_id=self._boot_id,
+            token=token,
+        )
+        self._make_directory(intent)
+        # Durable before anybody may act on it: after a power failure the directory alone says that it may have run.
+        await self._sync_runs()
+        for _ in range(_ASK_ATTEMPTS_MAX):
+            watched = await self._ask(intent)
+            if watched is not None:
+                return watched
+        raise SpawnerUnavailable(f"no shim came up for {run}")
+
+    def _check_epoch(self, launch: Launch, epoch: int) -> None:
+        if launch.epoch < epoch:
+            raise StartRefused(launch.run_id, self.observe(launch.run_id), f"epoch {epoch} has ordered it since")
+
+    def _take_claim(self, run: RunId, intent: Intent) -> bool:
+        """Take an unclaimed order back: once we hold its claim, no shim can start it any more."""
+        directory = Path(self._directory(run))
+        draft = directory / "claim.agent"
+        draft.write_bytes(
+            msgspec.json.encode(Claim(pid=0, start_ticks=0, boot_id=self._boot_id, token=intent.token)),
+        )
+        try:
+            os.link(draft, directory / "claim")
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        return True
+
+    def _make_directory(self, intent: Intent) -> None:
+        """The whole directory at once, or StartRefused where there is one."""
+        self._serial += 1
+        draft = f"{self._runs_path}/.making-{self._serial}"
+        os.mkdir(draft, 0o700)
+        os.mkdir(f"{draft}/work", 0o700)
+        fd = os.open(f"{draft}/intent.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, msgspec.json.encode(intent))
+        finally:
+            os.close(fd)
+        try:
+            os.rename(
+                draft, self._directory(intent.run_id)
+            )  # Fails on a directory that isn't empty, and none of ours is.
+        except OSError as err:
+            shutil.rmtree(draft, ignore_errors=True)
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise StartRefused(intent.run_id, self.observe(intent.run_id), "its directory exists") from err
+
+    def _set_aside(self, run: RunId) -> Path | None:
+        self._serial += 1
+        grave = self._runs / f".removing-{self._serial}"
+        try:
+            Path(self._directory(run)).rename(grave)
+        except FileNotFoundError:
+            return None
+        return grave
+
+    async def _sync_runs(self) -> None:
+        """Make the names of all run directories durable; those who wait together share one sync."""
+        loop = asyncio.get_running_loop()
+        if self._sync_next is None:
+            self._sync_next = loop.create_future()
+            if not self._sync_running:
+                self._run_task(self._sync_loop())
+        await asyncio.shield(self._sync_next)
+
+    async def _sync_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sync_running = True
+        try:
+            while (waiting := self._sync_next) is not None:
+                self._sync_next = None
+                try:
+                    await loop.run_in_executor(self._threads, os.fsync, self._runs_fd)
+                except OSError as err:
+                    waiting.set_exception(err)
+                else:
+                    waiting.set_result(None)
+        finally:
+            self._sync_running = False
+
+    async def _ask(self, intent: Intent) -> _Watched | None:
+        """Have a shim forked for the run; None if none came up, and then asking again is safe."""
+        run = intent.run_id
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            with theirs:
+                await self._send_request(directory_name(run).encode(), theirs)
+            answer = await loop.sock_recv(ours, _CHANNEL_BYTES)
+        except BaseException:
+            ours.close()
+            raise
+        message = msgspec.json.decode(answer) if answer else {}
+        if "claimed" not in message:
+            ours.close()
+            observed = self.observe(run)
+            if isinstance(observed, Claimed | Running):
+                return self._watch(run, observed, channel=None)
+            if isinstance(observed, Prepared):
+                return None
+            raise StartFailed(run, observed) if isinstance(observed, Ended) else StartRefused(run, observed, "gone")
+        claim = msgspec.convert(message["claimed"], Claim)
+        watched = self._watch(run, Claimed(intent=intent, claim=claim), channel=ours)
+        if watched is None:
+            ours.close()
+            # Too quick for us to see it alive: its end is told all the same.
+            watched = _Watched(intent, claim, -1, loop)
+            self._watched[run] = watched
+            self._run_task(self._finish(run, watched))
+        return watched
+
+    async def _send_request(self, name: bytes, channel: socket.socket) -> None:
+        for attempt in range(_ASK_ATTEMPTS_MAX):
+            connection = await self._connect_spawner()
+            try:
+                socket.send_fds(connection, [name], [channel.fileno()])
+            except BlockingIOError:
+                await _writable(connection)
+            except OSError as err:
+                self._drop_spawner()
+                if attempt == _ASK_ATTEMPTS_MAX - 1:
+                    raise SpawnerUnavailable(str(self._root)) from err
+            else:
+                return
+        raise SpawnerUnavailable(str(self._root))
+
+    async def _connect_spawner(self) -> socket.socket:
+        if self._spawner is not None:
+            return self._spawner
+        async with self._spawner_lock:
+            if self._spawner is None:
+                for _ in range(_ASK_ATTEMPTS_MAX):
+                    self._spawner = self._try_connect() or await self._start_spawner()
+                    if self._spawner is not None:
+                        break
+                else:
+                    raise SpawnerUnavailable(str(self._root))
+            return self._spawner
+
+    def _try_connect(self) -> socket.socket | None:
+        root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(f"/proc/self/fd/{root}/spawner.sock")
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        finally:
+            os.close(root)
+        connection.setblocking(False)
+        return connection
+
+    async def _start_spawner(self) -> socket.socket | None:
+        """Start the node's spawner in a session of its own, so that it outlives us; None if it went away again."""
+        ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            with (self._root / "spawner.log").open("ab") as log:
+                self._spawner_process = subprocess.Popen(  # noqa: ASYNC220  once per node; the wait is for the pipe
+                    [
+                        *(sys.executable, "-I", "-S", spawner.__file__, str(self._root.resolve())),
+                        *(str(ready_write), str(self._spawner_idle_s)),
+                    ],
+                    env={"PATH": os.environ.get("PATH", os.defpath)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    cwd="/",
+                    start_new_session=True,
+                    pass_fds=[ready_write],
+                )
+            os.close(ready_write)
+            await asyncio.wait_for(_readable(ready_read), _SPAWNER_START_S_MAX)
+        finally:
+            os.close(ready_read)
+        return self._try_connect()
+
+    def _drop_spawner(self) -> None:
+        if self._spawner is not None:
+            self._spawner.close()
+            self._spawner = None
+        if self._spawner_process is not None and self._spawner_process.poll() is None:
+            # It may well live on: that is its purpose. Not waiting for it is deliberate.
+            self._spawner_process.returncode = 0
+        self._spawner_process = None
+
+    # Watching
+
+    def _watch(self, run: RunId, state: Claimed | Running, *, channel: socket.socket | None) -> _Watched | None:
+        """Hold the run's shim by descriptor and notice its end; None if that process is gone already."""
+        try:
+            pidfd = os.pidfd_open(state.claim.pid)
+        except ProcessLookupError:
+            return None
+        # Looked up again with the descriptor in hand: only now can the pid not pass to another process unseen.
+        seen = _see_process(state.claim.pid)
+        if seen is None or seen.start_ticks != state.claim.start_ticks:
+            os.close(pidfd)
+            return None
+        loop = asyncio.get_running_loop()
+        watched = _Watched(state.intent, state.claim, pidfd, loop)
+        self._watched[run] = watched
+        loop.add_reader(pidfd, self._on_shim_ended, run, watched)
+        if isinstance(state, Running):
+            watched.started.set_result(_started_process(run, state.claim, state.started))
+        elif channel is not None:
+            watched.channel = channel
+            loop.add_reader(channel, self._on_channel, run, watched)
+        return watched
+
+    def _on_channel(self, run: RunId, watched: _Watched) -> None:
+        assert watched.channel is not None
+        try:
+            data = watched.channel.recv(_CHANNEL_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._close_channel(watched)
+        if data and not watched.started.done():
+            started = msgspec.convert(msgspec.json.decode(data)["started"], Started)
+            watched.started.set_result(_started_process(run, watched.shim, started))
+
+    def _close_channel(self, watched: _Watched) -> None:
+        if watched.channel is not None:
+            asyncio.get_running_loop().remove_reader(watched.channel)
+            watched.channel.close()
+            watched.channel = None
+
+    def _on_shim_ended(self, run: RunId, watched: _Watched) -> None:
+        asyncio.get_running_loop().remove_reader(watched.pidfd)
+        if watched.channel is not None:
+            self._on_channel(run, watched)  # The start was told before the end.
+        record = _read_record(f"{self._directory(run)}/exit", ExitRecord)
+        if isinstance(record, ExitRecord):
+            self._settle(run, watched, end_of_record(record, watched.intent))
+        else:
+            self._run_task(self._finish(run, watched))  # Killed: its processes are to be found first.
+
+    async def _finish(self, run: RunId, watched: _Watched) -> None:
+        end = self._end_of(run)
+        if isinstance(end, Lost):
+            await self._sweep(run)
+        self._settle(run, watched, end)
+
+    def _settle(self, run: RunId, watched: _Watched, end: Ended) -> None:
+        self._close_channel(watched)
+        if watched.pidfd >= 0:
+            os.close(watched.pidfd)
+        del self._watched[run]
+        if not watched.started.done():
+            self._settle_start(run, watched, end)
+        watched.ended.set_result(end)
+        self.ends.put_nowait(RunEnded(run_id=run, epoch=watched.intent.epoch, end=end))
+
+    def _settle_start(self, run: RunId, watched: _Watched, end: Ended) -> None:
+        """Whoever waits for the start hears of it, or why there will be none."""
+        started = _read_record(f"{self._directory(run)}/started", Started)
+        if isinstance(started, Started):
+            watched.started.set_result(_started_process(run, watched.shim, started))
+        else:
+            watched.started.set_exception(StartFailed(run, end))
+
+    def _end_of(self, run: RunId) -> Ended:
+        """The end of a run whose shim is gone."""
+        observed = self.observe(run)
+        match observed:
+            case Exited() | ExecFailed() | NeverStarted() | Lost():
+                return observed
+            case _:
+                return Lost(reason=LossReason.SHIM_GONE)
+
+    async def _sweep(self, run: RunId) -> None:
+        """Kill what a killed shim left of the run, until there is nothing."""
+        intent = _read_record(f"{self._directory(run)}/intent.json", Intent)
+        claim = _read_record(f"{self._directory(run)}/claim", Claim)
+        if not isinstance(intent, Intent) or intent.boot_id != self._boot_id:
+            return  # Nothing of another boot is left, and without its token we would not know what is ours.
+        session = claim.pid if isinstance(claim, Claim) else 0
+        loop = asyncio.get_running_loop()
+        while await loop.run_in_executor(self._threads, kill_processes_of, intent.token, session):  # noqa: ASYNC110  nothing tells
+            await asyncio.sleep(_SWEEP_PAUSE_S)
+
+    def _run_task(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _directory(self, run: RunId) -> str:
+        return f"{self._runs_path}/{directory_name(run)}"
+
+
+def kill_processes_of(token: str, session: int) -> int:
+    """SIGKILL every process of a run and return how many there were, zombies left out.
+
+    A process belongs to the run if its environment has the token, or if it is in the session of the run's dead shim:
+    while that session has members, the kernel gives its number to nobody else.
+    """
+    marker = f"{TOKEN_VARIABLE}={token}".encode()
+    count = 0
+    session_is_ours = session > 0 and _see_process(session) is None
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        pid = int(name)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except (OSError, ValueError):
+            continue
+        try:
+            fields = _stat_fields(pid)
+            if fields is None or fields[0] in (b"Z", b"X"):
+                continue
+            in_session = session_is_ours and int(fields[3]) == session
+            if in_session or marker in _read_file(f"/proc/{pid}/environ").split(b"\0"):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                count += 1
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        finally:
+            os.close(pidfd)
+    return count
+
+
+async def _readable(fd: int) -> None:
+    await _ready(fd, asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)
+
+
+async def _writable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    await _ready(connection.fileno(), loop.add_writer, loop.remove_writer)
+
+
+async def _ready(fd: int, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    add(fd, _set_unless_done, future)
+    try:
+        await future
+    finally:
+        remove(fd)
+
+
+def _set_unless_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _retrieve(future: asyncio.Future[_Watched] | asyncio.Future[StartedProcess]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _started_process(run: RunId, claim: Claim, started: Started) -> StartedProcess:
+    return StartedProcess(
+        run_id=run,
+        shim_pid=claim.pid,
+        shim_start_ticks=claim.start_ticks,
+        pid=started.pid,
+        start_ticks=started.start_ticks,
+        started_at_ns=started.started_at_ns,
+    )
+
+
+def _read_record(path: str, kind: type[_Record]) -> _Record | Unreadable | None:
+    try:
+        data = _read_file(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError:
+        return Unreadable()
+
+
+def _read_file(path: str) -> bytes:
+    """The whole file, by three calls to the kernel: io.open makes twice as many, and this is on every run's way."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(fd, _READ_BYTES)
+        if len(data) == _READ_BYTES:
+            while more := os.read(fd, _READ_BYTES):
+                data += more
+        return data
+    finally:
+        os.close(fd)
+
+
+def _stat_fields(pid: int) -> list[bytes] | None:
+    """The fields of ``/proc/PID/stat`` from the state on; None without such a process."""
+    try:
+        stat = _read_file(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return stat[stat.rindex(b")") + 2 :].split()
+
+
+def _see_process(pid: int) -> ProcessSeen | None:
+    fields = _stat_fields(pid)
+    if fields is None or fields[0] in (b"Z", b"X"):
+        return None
+    return ProcessSeen(start_ticks=int(fields[19]))
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
