@@ -154,6 +154,7 @@ def decode_fact(subject: str, headers: Headers | None, body: bytes, *, seq: int,
         event_id=given.get("ce-id", ""),
         author=subjects.author_of_fact(subject),
         basis=basis,
+        traceparent=given.get("traceparent", ""),
     )
 
 
@@ -174,6 +175,7 @@ def decode_wish(subject: str, headers: Headers | None, body: bytes, *, seq: int,
         expires_at=_instant_or_zero(envelope.get("expirytime")),
         actor=(envelope.get("actor") or "")[:128],
         subject_type=subject_type,
+        traceparent=envelope.get("traceparent") or "",
     )
 
 

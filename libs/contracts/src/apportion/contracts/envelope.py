@@ -69,3 +69,5 @@ class Entry(Struct, frozen=True, kw_only=True):
     """The type that the subject of a wish names, such as ``JobRequested``."""
     basis: Basis | None = None
     """A fact's basis, where its author decides from the streams."""
+    traceparent: str = ""
+    """W3C trace context, where the message carried one; never part of a state."""

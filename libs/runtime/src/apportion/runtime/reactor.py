@@ -1,0 +1,401 @@
+"""The shell that every core runs in: read, fold, decide, publish.
+
+::
+
+    snapshot ─► claim the lease ─► read up to the claim ─┐
+        ┌────────────────────────────────────────────────┘
+        └─► fold what came ─► carry out instructions ─► decide ─► publish as one fenced batch ─┐
+             ▲                                                                                │
+             └───────────────── wait for news, an observation, or the core's next instant ◄───┘
+
+A core is a set of pure functions; clock, sockets, files and retries are here. The next decision waits until the last
+one's events have come round, so that every decision is made from what the stream says and nothing else.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+import structlog
+from apportion.contracts import events as ev
+from apportion.contracts.codec import Message, decode_fact, decode_wish, encode_fact
+from apportion.contracts.envelope import Basis, Entry, Stream
+from apportion.contracts.ids import Author, JobId, RunId, job_of_run
+from apportion.runtime.clock import Clock, SystemClock
+from apportion.runtime.stream import BATCH_EVENTS_MAX, Bus, Lease, RawMessage, StreamReader
+
+S = TypeVar("S")
+
+SNAPSHOT_ENTRIES: Final = 10_000
+SNAPSHOT_S: Final = 60.0
+TRACES_KEPT: Final = 20_000
+FOLD_AT_ONCE: Final = 2_000
+"""Entries folded before the loop looks at anything else."""
+
+log = structlog.get_logger()
+
+
+class Core(Protocol[S]):
+    """Pure functions that make up one service's mind; usually a module."""
+
+    @property
+    def POLICY(self) -> str:  # noqa: N802 - a constant of the module
+        """``name@version#digest`` of the rules."""
+        ...
+
+    def initial(self) -> S:
+        """The state before the first entry."""
+        ...
+
+    def evolve(self, state: S, entry: Entry) -> S:
+        """The state after an entry; may change it in place."""
+        ...
+
+    def decide(self, state: S, now: int) -> Sequence[ev.Fact]:
+        """What follows; silent once its answer has been folded."""
+        ...
+
+    def wake_at(self, state: S, now: int) -> int | None:
+        """When ``decide`` may say something new without news; None for never."""
+        ...
+
+    def snapshot(self, state: S) -> bytes:
+        """The state as bytes."""
+        ...
+
+    def restore(self, data: bytes) -> S:
+        """The state from those bytes."""
+        ...
+
+    def position(self, state: S) -> tuple[int, int]:
+        """Sequences of the last fact and the last wish folded."""
+        ...
+
+
+class CoreWithEffects(Core[S], Protocol[S]):
+    """A core that also hears of the world and acts on it, through the shell."""
+
+    def observe(self, state: S, observation: Any, now: int) -> S:
+        """The state after something that the shell saw."""
+        ...
+
+    def instruct(self, state: S, now: int) -> Sequence[Any]:
+        """What the shell shall do; silent for what was issued."""
+        ...
+
+    def issued(self, state: S, instruction: Any) -> S:
+        """The state after an instruction was given to the shell."""
+        ...
+
+
+class Meter(Protocol):
+    """What a round reports; aggregated, never per event."""
+
+    def folded(self, entries: int, seconds: float) -> None:
+        """Entries folded in one go."""
+
+    def decided(self, facts: int, seconds: float) -> None:
+        """Facts that one decision stated."""
+
+    def published(self, facts: int, seconds: float) -> None:
+        """Facts stored by one batch."""
+
+    def trace(self, event_type: str, job_id: str, parent: str) -> str:
+        """The trace context of a fact that follows from ``parent``; empty for none."""
+
+
+class NoMeter:
+    """Reports nothing, and passes trace contexts on unchanged."""
+
+    def folded(self, entries: int, seconds: float) -> None:
+        """Nothing."""
+
+    def decided(self, facts: int, seconds: float) -> None:
+        """Nothing."""
+
+    def published(self, facts: int, seconds: float) -> None:
+        """Nothing."""
+
+    def trace(self, event_type: str, job_id: str, parent: str) -> str:
+        """``parent``."""
+        del event_type, job_id
+        return parent
+
+
+class SnapshotFile:
+    """One author's snapshot on disk: a cache, deleted freely, never believed where anything about it differs."""
+
+    class _Content(msgspec.Struct, kw_only=True):
+        policy: str
+        streams: str
+        state: bytes
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self, *, policy: str, streams: str) -> bytes | None:
+        """The state, where it was written by these rules for these streams; else None."""
+        try:
+            content = msgspec.msgpack.decode(self._path.read_bytes(), type=self._Content)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+        return content.state if (content.policy, content.streams) == (policy, streams) else None
+
+    def store(self, state: bytes, *, policy: str, streams: str) -> None:
+        """Replace the snapshot: whole or not at all."""
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            file.write(msgspec.msgpack.encode(self._Content(policy=policy, streams=streams, state=state)))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+
+
+def correlation_of(event: ev.Event) -> str:
+    """The job that the event belongs to; empty where it belongs to none."""
+    job: JobId | None = getattr(event, "job_id", None)
+    if job is not None:
+        return job
+    run: RunId | None = getattr(event, "run_id", None)
+    return "" if run is None else job_of_run(run)
+
+
+class Reactor(Generic[S]):
+    """One author's loop over one core."""
+
+    def __init__(
+        self,
+        *,
+        core: Core[S],
+        author: Author,
+        bus: Bus,
+        config: dict[str, int | str] | None = None,
+        reads_wishes: bool = False,
+        filters: tuple[str, ...] = (),
+        perform: Callable[[Any], None] | None = None,
+        snapshots: SnapshotFile | None = None,
+        clock: Clock | None = None,
+        meter: Meter | None = None,
+        session: str | None = None,
+    ) -> None:
+        self.state: S = core.initial()
+        self.session = session or uuid.uuid4().hex[:12]
+        self.lease: Lease | None = None
+        self._core = core
+        self._effects: CoreWithEffects[S] | None = core if hasattr(core, "observe") else None  # type: ignore[assignment]
+        self._author = author
+        self._bus = bus
+        self._config = config or {}
+        self._reads_wishes = reads_wishes
+        self._filters = filters
+        self._perform = perform
+        self._snapshots = snapshots
+        self._clock: Clock = clock or SystemClock()
+        self._meter: Meter = meter or NoMeter()
+        self._news = asyncio.Event()
+        self._observations: deque[Any] = deque()
+        self._facts: StreamReader | None = None
+        self._wishes: StreamReader | None = None
+        self._published_seq = 0
+        self._caught_up_at = (0, 0)
+        self._since_snapshot = 0
+        self._snapshot_at = time.monotonic()
+        self._streams = ""
+        self._traces: OrderedDict[str, str] = OrderedDict()
+        self.ready = asyncio.Event()
+        """Set once everything up to the claim was folded."""
+
+    def feed(self, observation: Any) -> None:
+        """Tell the core of something that the shell saw. Call it from the loop's own thread."""
+        self._observations.append(observation)
+        self._news.set()
+
+    @property
+    def lag(self) -> int:
+        """Entries received and not folded yet."""
+        return sum(reader.waiting for reader in (self._facts, self._wishes) if reader is not None)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Read, fold, decide and publish until ``stop``; raises Fenced where another session took over."""
+        await self._begin()
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                self._fold()
+                if self._is_caught_up():
+                    self._act()
+                    if await self._decide(stopping):
+                        continue
+                if self.lag or self._observations:
+                    await asyncio.sleep(0)  # others on this loop get their turn
+                    continue
+                self._store_snapshot_if_due()
+                await self._wait(stopping)
+        finally:
+            stopping.cancel()
+            self._store_snapshot()
+
+    async def _begin(self) -> None:
+        facts, wishes = await self._positions()
+        self._streams = f"{facts.created} {wishes.created}"
+        if self._snapshots is not None:
+            stored = self._snapshots.load(policy=self._core.POLICY, streams=self._streams)
+            if stored is not None:
+                self.state = self._core.restore(stored)
+        facts_seq, wishes_seq = self._core.position(self.state)
+        claim = ev.LeaseClaimed(author=self._author, session=self.session, core=self._core.POLICY, config=self._config)
+        self.lease = await self._bus.claim(
+            self._author,
+            encode_fact(self._bus.pool, self._author, claim, event_id=f"{self._author}.claim.{self.session}"),
+        )
+        # Nothing that was decided from before the claim can be stored after it, so what we read up to it is complete.
+        self._published_seq = self.lease.claim
+        if self._reads_wishes:
+            _, wishes = await self._positions()
+            self._caught_up_at = (self.lease.claim, wishes.last_seq)
+            self._wishes = await self._bus.reader(Stream.WISHES, after=wishes_seq)
+        else:
+            self._caught_up_at = (self.lease.claim, 0)
+        self._facts = await self._bus.reader(Stream.FACTS, after=facts_seq, filters=self._filters)
+        log.info("lease claimed", author=self._author, session=self.session, claim=self.lease.claim)
+
+    async def _positions(self) -> tuple[Any, Any]:
+        while True:
+            try:
+                return await self._bus.position(Stream.FACTS), await self._bus.position(Stream.WISHES)
+            except Exception as err:  # noqa: BLE001 - whatever it is, without the bus there is nothing to do
+                log.warning("bus not ready", error=f"{type(err).__name__}: {err}")
+                await asyncio.sleep(0.2)
+
+    def _is_caught_up(self) -> bool:
+        facts_seq, wishes_seq = self._core.position(self.state)
+        caught_up = (
+            facts_seq >= self._published_seq
+            and facts_seq >= self._caught_up_at[0]
+            and (not self._reads_wishes or wishes_seq >= self._caught_up_at[1])
+        )
+        if caught_up and not self.ready.is_set():
+            self.ready.set()
+            log.info("ready", author=self._author, facts=facts_seq, wishes=wishes_seq)
+        return caught_up
+
+    def _fold(self) -> None:
+        started = time.perf_counter()
+        count = 0
+        for reader, decode in ((self._facts, self._decode_fact), (self._wishes, self._decode_wish)):
+            if reader is None:
+                continue
+            for raw in reader.take(FOLD_AT_ONCE):
+                entry = decode(raw)
+                if entry.traceparent:
+                    self._remember_trace(entry)
+                self.state = self._core.evolve(self.state, entry)
+                count += 1
+        if self._effects is not None:
+            while self._observations:
+                observation = self._observations.popleft()
+                self.state = self._effects.observe(self.state, observation, self._clock.now())
+        if count:
+            self._since_snapshot += count
+            self._meter.folded(count, time.perf_counter() - started)
+
+    @staticmethod
+    def _decode_fact(raw: RawMessage) -> Entry:
+        return decode_fact(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at)
+
+    @staticmethod
+    def _decode_wish(raw: RawMessage) -> Entry:
+        return decode_wish(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at)
+
+    def _remember_trace(self, entry: Entry) -> None:
+        self._traces[entry.event_id] = entry.traceparent
+        if len(self._traces) > TRACES_KEPT:
+            self._traces.popitem(last=False)
+
+    def _act(self) -> None:
+        if self._effects is None or self._perform is None:
+            return
+        for instruction in self._effects.instruct(self.state, self._clock.now()):
+            self.state = self._effects.issued(self.state, instruction)
+            self._perform(instruction)
+
+    async def _decide(self, stopping: "asyncio.Task[bool]") -> bool:
+        started = time.perf_counter()
+        now = self._clock.now()
+        facts = self._core.decide(self.state, now)
+        self._meter.decided(len(facts), time.perf_counter() - started)
+        if not facts:
+            return False
+        assert len(facts) <= BATCH_EVENTS_MAX, f"{self._author} decided {len(facts)} facts at once"
+        assert self.lease is not None
+        facts_seq, wishes_seq = self._core.position(self.state)
+        basis = Basis(facts=facts_seq, wishes=wishes_seq, decided_at=now, policy=self._core.POLICY)
+        messages = [self._message(fact, index, basis) for index, fact in enumerate(facts)]
+        started = time.perf_counter()
+        publishing = asyncio.ensure_future(self._bus.publish_fenced(self.lease, messages))
+        await asyncio.wait({publishing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not publishing.done():
+            # Asked to stop in the middle: give the batch a moment, then leave. Its outcome is settled by reading.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(publishing), 3.0)
+            if not publishing.done():
+                publishing.cancel()
+                return True
+        self._published_seq = publishing.result()
+        self._meter.published(len(facts), time.perf_counter() - started)
+        return True
+
+    def _message(self, fact: ev.Fact, index: int, basis: Basis) -> Message:
+        # The id derives from what it was decided from: the same decision published twice is one event.
+        job_id = correlation_of(fact)
+        parent = self._traces.get(fact.caused_by, "") if fact.caused_by else ""
+        trace = self._meter.trace(type(fact).__name__, job_id, parent) if job_id else ""
+        return encode_fact(
+            self._bus.pool,
+            self._author,
+            fact,
+            event_id=f"{self._author}.{basis.facts}.{basis.wishes}.{index}",
+            correlation_id=job_id,
+            basis=basis,
+            traceparent=trace or None,
+        )
+
+    async def _wait(self, stopping: "asyncio.Task[bool]") -> None:
+        """Until there is news, an observation, or the core's next instant."""
+        timeout = SNAPSHOT_S
+        if self._is_caught_up():
+            wake = self._core.wake_at(self.state, self._clock.now())
+            if wake is not None:
+                timeout = min(timeout, max(0.0, (wake - self._clock.now()) / 1e9))
+        self._news.clear()
+        if self._observations:
+            return
+        waits = {
+            asyncio.ensure_future(reader.ready.wait()) for reader in (self._facts, self._wishes) if reader is not None
+        }
+        waits.add(asyncio.ensure_future(self._news.wait()))
+        try:
+            await asyncio.wait({*waits, stopping}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _store_snapshot_if_due(self) -> None:
+        due = time.monotonic() - self._snapshot_at
+        if self._since_snapshot >= SNAPSHOT_ENTRIES or (self._since_snapshot and due >= SNAPSHOT_S):
+            self._store_snapshot()
+
+    def _store_snapshot(self) -> None:
+        if self._snapshots is None or not self._since_snapshot or not self.ready.is_set():
+            return
+        self._snapshots.store(self._core.snapshot(self.state), policy=self._core.POLICY, streams=self._streams)
+        self._since_snapshot = 0
+        self._snapshot_at = time.monotonic()

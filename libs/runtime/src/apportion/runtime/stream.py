@@ -1,0 +1,568 @@
+"""The bus, as Apportion uses it: fenced publishing, atomic batches, and reading from a sequence.
+
+One place for what the client library leaves open: publishes whose outcome is unknown are settled, gaps in delivery are
+noticed, and a reader that falls silent starts again from where it was. Decides nothing about events.
+"""
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import nats
+import nats.errors
+import stamina
+from apportion.contracts import subjects
+from apportion.contracts.codec import Message
+from apportion.contracts.envelope import Stream
+from apportion.contracts.ids import Author, PoolId
+from msgspec import Struct
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext, api
+from nats.js.errors import NotFoundError
+
+BATCH_EVENTS_MAX: Final = 1000
+"""The server's limit on one atomic batch."""
+REQUEST_TIMEOUT_S: Final = 2.0
+"""Short on purpose: a request sent around a reconnect waits its whole timeout, so we ask again instead."""
+HEARTBEAT_S: Final = 1.0
+SILENCE_S_MAX: Final = 2.5
+
+_WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
+_CONTAINS_DUPLICATE: Final = 10201
+
+_EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
+_EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
+
+
+class BusError(Exception):
+    """Something about the bus that the caller has to know."""
+
+
+class Fenced(BusError):
+    """Another session claimed the author's lease: this one may not write any more."""
+
+    def __init__(self, *, author: Author, claim: int, detail: str) -> None:
+        self.author = author
+        self.claim = claim
+        self.detail = detail
+        super().__init__(
+            f"{author} lost its lease (claimed at sequence {claim}): a newer session writes as {author} now; "
+            f"stop this one, or start it again to take over ({detail})"
+        )
+
+
+class PublishRefused(BusError):
+    """The server refused a publish for a reason that a retry won't mend."""
+
+    def __init__(self, *, subject: str, code: int, detail: str) -> None:
+        self.subject = subject
+        self.code = code
+        self.detail = detail
+        super().__init__(f"publish to {subject} refused by the bus: {detail} (error {code})")
+
+
+class BusUnreachable(BusError):
+    """No server answered in time."""
+
+    def __init__(self, *, url: str, waited_s: float, detail: str) -> None:
+        self.url = url
+        self.waited_s = waited_s
+        super().__init__(
+            f"no nats-server answered at {url} within {waited_s:g} s ({detail}): start one with `apportion up`, "
+            "or give its address with --bus-url"
+        )
+
+
+class RawMessage(Struct, frozen=True, kw_only=True):
+    """One stored message, as it came."""
+
+    stream: Stream
+    seq: int
+    recorded_at: int
+    """ns since the Unix epoch, by the server's clock."""
+    subject: str
+    headers: dict[str, str] | None
+    body: bytes
+
+
+class Lease(Struct, frozen=True, kw_only=True):
+    """The right to write as an author, until another session claims it."""
+
+    author: Author
+    subject: str
+    claim: int
+    """Sequence of our claim: every batch demands that it is still the newest on the lease's subject."""
+
+
+class StreamPosition(Struct, frozen=True, kw_only=True):
+    """Where a stream stands."""
+
+    last_seq: int
+    first_seq: int
+    messages: int
+    created: str
+    """When the stream was made: a stream made anew is another stream, whatever its numbers."""
+
+
+class StreamReader:
+    """Follows one stream from a sequence, without losing or repeating a message.
+
+    The server pushes; flow control is answered only once what came before it was taken, so that a slow reader slows the
+    server instead of losing messages.
+    """
+
+    def __init__(self, bus: "Bus", stream: Stream, *, after: int, filters: tuple[str, ...]) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._name = bus.stream_name(stream)
+        self._filters = filters
+        self._last = after
+        self._consumer_last = 0
+        self._buffer: deque[RawMessage | str] = deque()
+        self._ready = asyncio.Event()
+        self._subscription: Subscription | None = None
+        self._consumer = ""
+        self._heard_at = 0.0
+        self._watch: asyncio.Task[None] | None = None
+        self._again = asyncio.Event()
+        self.restarts = 0
+        """How often delivery was started again (a gap, a silence, a reconnect)."""
+
+    @property
+    def last_seq(self) -> int:
+        """Sequence of the last message received."""
+        return self._last
+
+    @property
+    def waiting(self) -> int:
+        """Messages received and not taken yet."""
+        return len(self._buffer)
+
+    @property
+    def ready(self) -> asyncio.Event:
+        """Set while there is something to take."""
+        return self._ready
+
+    async def start(self) -> None:
+        """Begin to follow; returns once delivery is arranged or will be as soon as the bus is there."""
+        self._watch = asyncio.create_task(self._keep_going(), name=f"reader-{self._name}")
+        self._again.set()
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        await self._drop_consumer()
+
+    def take(self, limit: int = 1000) -> list[RawMessage]:
+        """What has come, at most ``limit`` messages, in order; empty where nothing has."""
+        taken: list[RawMessage] = []
+        while self._buffer and len(taken) < limit:
+            head = self._buffer.popleft()
+            if isinstance(head, str):
+                self._bus.send_soon(head)
+            else:
+                taken.append(head)
+        if not self._buffer:
+            self._ready.clear()
+        return taken
+
+    async def batches(self, limit: int = 1000) -> AsyncIterator[list[RawMessage]]:
+        """What comes, for ever, in lists of 1 to ``limit`` messages."""
+        while True:
+            await self._ready.wait()
+            if taken := self.take(limit):
+                yield taken
+
+    def restart(self) -> None:
+        """Ask for everything after the last message again (used when the connection was lost)."""
+        self._again.set()
+
+    async def _keep_going(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._again.wait(), HEARTBEAT_S / 2)
+            quiet = loop.time() - self._heard_at
+            if not self._again.is_set() and (quiet < SILENCE_S_MAX or self._subscription is None):
+                continue
+            self._again.clear()
+            try:
+                await self._subscribe()
+            except (TimeoutError, nats.errors.Error, OSError):
+                # The bus is away or has no leader: ask again soon, not at once.
+                self._heard_at = loop.time()
+                await asyncio.sleep(0.2)
+                self._again.set()
+
+    async def _subscribe(self) -> None:
+        await self._drop_consumer()
+        self.restarts += 1
+        loop = asyncio.get_running_loop()
+        inbox = self._bus.client.new_inbox()
+        self._consumer_last = 0
+        life = self.restarts
+
+        async def arrived(message: Msg) -> None:
+            if life == self.restarts:
+                self._arrived(message, loop.time())
+
+        self._subscription = await self._bus.client.subscribe(
+            inbox, cb=arrived, pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
+        config = api.ConsumerConfig(
+            deliver_subject=inbox,
+            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._last + 1,
+            ack_policy=api.AckPolicy.NONE,
+            flow_control=True,
+            idle_heartbeat=HEARTBEAT_S,
+            inactive_threshold=30.0,
+            mem_storage=True,
+            num_replicas=1,
+            filter_subjects=list(self._filters) or None,
+        )
+        self._heard_at = loop.time()
+        info = await self._bus.jetstream.add_consumer(self._name, config)
+        self._consumer = info.name
+
+    async def _drop_consumer(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        consumer, self._consumer = self._consumer, ""
+        if subscription is not None:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+        if consumer and self._bus.client.is_connected:
+            # Not awaited for its answer: the server drops it by itself when nobody listens.
+            with contextlib.suppress(nats.errors.Error):
+                await self._bus.client.publish(f"$JS.API.CONSUMER.DELETE.{self._name}.{consumer}")
+
+    def _arrived(self, message: Msg, now: float) -> None:
+        self._heard_at = now
+        headers = message.headers
+        if not message.reply.startswith("$JS.ACK") and headers is not None and headers.get("Status") == "100":
+            if message.reply:
+                self._buffer.append(message.reply)  # flow control: answered when what precedes it was taken
+                self._ready.set()
+            elif (stalled := headers.get("Nats-Consumer-Stalled")) is not None:
+                self._bus.send_soon(stalled)
+            elif int(headers.get("Nats-Last-Consumer", "0")) > self._consumer_last:
+                self._again.set()  # what the heartbeat counts never came
+            return
+        parts = message.reply.split(".")
+        # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>, and the newer form
+        # with the domain and the account's hash after ACK.
+        offset = 0 if len(parts) == 9 else 2
+        consumer_seq = int(parts[6 + offset])
+        if consumer_seq != self._consumer_last + 1:
+            self._again.set()
+            return
+        self._consumer_last = consumer_seq
+        seq = int(parts[5 + offset])
+        if seq <= self._last:
+            return
+        self._last = seq
+        self._buffer.append(
+            RawMessage(
+                stream=self._stream,
+                seq=seq,
+                recorded_at=int(parts[7 + offset]),
+                subject=message.subject,
+                headers=headers,
+                body=message.data,
+            )
+        )
+        self._ready.set()
+
+
+class Bus:
+    """One connection to the bus of one pool."""
+
+    def __init__(self, client: Client, *, pool: PoolId, url: str) -> None:
+        self.client = client
+        self.pool = pool
+        self.url = url
+        self.jetstream: JetStreamContext = client.jetstream(timeout=REQUEST_TIMEOUT_S)
+        self._readers: list[StreamReader] = []
+        self._sends: set[asyncio.Task[None]] = set()
+        self.errors = 0
+        """Errors that the client reported aside (slow consumer, permissions): a healthy connection has none."""
+        self.last_error = ""
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        pool: PoolId,
+        name: str,
+        on_error: Callable[[Exception], None] | None = None,
+        wait_s: float = 10.0,
+    ) -> "Bus":
+        """A connection that reconnects for ever; raises BusUnreachable where nobody answers within ``wait_s``."""
+        client = Client()
+        bus = cls(client, pool=pool, url=url)
+
+        async def noticed(error: Exception) -> None:
+            bus.errors += 1
+            bus.last_error = f"{type(error).__name__}: {error}"
+            if on_error is not None:
+                on_error(error)
+
+        async def back() -> None:
+            for reader in bus._readers:
+                reader.restart()
+
+        async def attempt() -> None:
+            await client.connect(
+                url,
+                name=name,
+                error_cb=noticed,
+                reconnected_cb=back,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, slept as a float
+                ping_interval=2,
+                max_outstanding_pings=2,
+                connect_timeout=2,
+                allow_reconnect=True,
+                pending_size=64 * 1024 * 1024,
+            )
+
+        try:
+            async with asyncio.timeout(wait_s):
+                await attempt()
+        except (TimeoutError, OSError, nats.errors.Error) as err:
+            with contextlib.suppress(Exception):
+                await client.close()
+            raise BusUnreachable(url=url, waited_s=wait_s, detail=type(err).__name__) from err
+        return bus
+
+    async def close(self) -> None:
+        """Flush what was said and leave."""
+        for reader in self._readers:
+            await reader.close()
+        with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError, OSError):
+            if self.client.is_connected:
+                await self.client.flush(timeout=2)
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self.client.close()
+
+    def stream_name(self, stream: Stream) -> str:
+        """The server's name of one of the pool's streams."""
+        return subjects.wishes_stream(self.pool) if stream is Stream.WISHES else subjects.facts_stream(self.pool)
+
+    async def provision(self, *, replicas: int = 1) -> None:
+        """Make the pool's two streams, where they aren't there yet; never changes one that is."""
+        common: dict[str, Any] = {
+            "retention": api.RetentionPolicy.LIMITS,
+            "discard": api.DiscardPolicy.NEW,
+            "storage": api.StorageType.FILE,
+            "num_replicas": replicas,
+            "deny_delete": True,
+            "deny_purge": True,
+            "allow_direct": True,
+            "duplicate_window": 600,
+            "allow_atomic": True,
+        }
+        wanted = {
+            Stream.WISHES: [subjects.all_wishes(self.pool)],
+            Stream.FACTS: list(subjects.all_facts(self.pool)),
+        }
+        for stream, patterns in wanted.items():
+            name = self.stream_name(stream)
+            async for attempt in stamina.retry_context(
+                on=(nats.errors.TimeoutError, nats.errors.NoRespondersError), attempts=10, timeout=30
+            ):
+                with attempt:
+                    try:
+                        await self.jetstream.stream_info(name)
+                    except NotFoundError:
+                        await self.jetstream.add_stream(api.StreamConfig(name=name, subjects=patterns, **common))
+
+    async def position(self, stream: Stream) -> StreamPosition:
+        """Where the stream stands now."""
+        info = await self.jetstream.stream_info(self.stream_name(stream))
+        return StreamPosition(
+            last_seq=info.state.last_seq,
+            first_seq=info.state.first_seq,
+            messages=info.state.messages,
+            created=str(info.created),
+        )
+
+    async def reader(self, stream: Stream, *, after: int, filters: tuple[str, ...] = ()) -> StreamReader:
+        """Follow a stream from the message after ``after`` on; ``filters`` narrow it to these subjects."""
+        reader = StreamReader(self, stream, after=after, filters=filters)
+        self._readers.append(reader)
+        await reader.start()
+        return reader
+
+    def send_soon(self, subject: str, body: bytes = b"") -> None:
+        """Publish on plain NATS without waiting; lost where the connection is down (samples, flow control)."""
+        task = asyncio.get_running_loop().create_task(self._send(subject, body))
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+
+    async def _send(self, subject: str, body: bytes) -> None:
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self.client.publish(subject, body)
+
+    async def claim(self, author: Author, message: Message) -> Lease:
+        """Claim the author's lease with this message (a LeaseClaimed); older sessions are fenced from here on."""
+        subject = subjects.lease(self.pool, author)
+        while True:
+            try:
+                last = await self.jetstream.get_last_msg(self.stream_name(Stream.FACTS), subject)
+                expected = last.seq or 0
+                if (last.headers or {}).get("Nats-Msg-Id") == message.headers["Nats-Msg-Id"]:
+                    return Lease(author=author, subject=subject, claim=expected)  # an earlier try had been stored
+            except NotFoundError:
+                expected = 0
+            except (TimeoutError, nats.errors.Error):
+                await asyncio.sleep(0.2)
+                continue
+            headers = {**message.headers, _EXPECTED_SEQUENCE: str(expected)}
+            answer = await self._ask(message.subject, message.body, headers)
+            if answer is None:
+                continue  # unknown: look again whether it was stored
+            error = answer.get("error")
+            if error is None:
+                return Lease(author=author, subject=subject, claim=int(answer["seq"]))
+            if error.get("err_code") not in _WRONG_LAST_SEQUENCE:
+                raise PublishRefused(
+                    subject=message.subject, code=int(error.get("err_code", 0)), detail=str(error.get("description"))
+                )
+            # Somebody claimed between our look and our claim: the later one wins, so try again.
+
+    async def publish_fenced(self, lease: Lease, messages: Sequence[Message]) -> int:
+        """Store all of ``messages`` or none, and only while the lease is ours; the last one's sequence.
+
+        Retries until the outcome is known: a try that timed out may have been stored, and then says so (duplicate).
+        Raises Fenced where the lease was lost, PublishRefused where the server won't have it.
+        """
+        assert 0 < len(messages) <= BATCH_EVENTS_MAX, f"a batch of {len(messages)} events"
+        while True:
+            answer = await self._try_batch(lease, messages)
+            if answer is None:
+                await asyncio.sleep(0.05)
+                continue
+            error = answer.get("error")
+            if error is None:
+                return int(answer["seq"])
+            code = int(error.get("err_code", 0))
+            if code == _CONTAINS_DUPLICATE:
+                # An earlier try of this very batch was stored, as every id in it is ours and new.
+                return await self._sequence_of(messages[-1])
+            if code in _WRONG_LAST_SEQUENCE:
+                raise Fenced(author=lease.author, claim=lease.claim, detail=str(error.get("description")))
+            if int(error.get("code", 0)) == 503:
+                await asyncio.sleep(0.2)  # no leader, or too many batches in flight: neither is for ever
+                continue
+            raise PublishRefused(subject=messages[0].subject, code=code, detail=str(error.get("description")))
+
+    async def _try_batch(self, lease: Lease, messages: Sequence[Message]) -> dict[str, Any] | None:
+        fence = {_EXPECTED_SEQUENCE: str(lease.claim), _EXPECTED_SUBJECT: lease.subject}
+        first = messages[0]
+        if len(messages) == 1:
+            # One message needs no batch, and costs a sixth of one.
+            return await self._ask(first.subject, first.body, {**first.headers, **fence})
+        batch = uuid.uuid4().hex
+        try:
+            for position, message in enumerate(messages[:-1], start=1):
+                headers = {
+                    **message.headers,
+                    **(fence if position == 1 else {}),
+                    "Nats-Batch-Id": batch,
+                    "Nats-Batch-Sequence": str(position),
+                }
+                await self.client.publish(message.subject, message.body, headers=headers)
+        except (nats.errors.Error, OSError):
+            return None
+        last = messages[-1]
+        headers = {
+            **last.headers,
+            "Nats-Batch-Id": batch,
+            "Nats-Batch-Sequence": str(len(messages)),
+            "Nats-Batch-Commit": "1",
+        }
+        return await self._ask(last.subject, last.body, headers)
+
+    async def _ask(self, subject: str, body: bytes, headers: dict[str, str]) -> dict[str, Any] | None:
+        """The server's answer to one publish; None where none came, and the outcome is unknown."""
+        try:
+            reply = await self.client.request(subject, body, timeout=REQUEST_TIMEOUT_S, headers=headers)
+        except (TimeoutError, nats.errors.Error, OSError):
+            return None
+        answer: dict[str, Any] = json.loads(reply.data)
+        return answer
+
+    async def _sequence_of(self, message: Message) -> int:
+        while True:
+            try:
+                last = await self.jetstream.get_last_msg(self.stream_name(Stream.FACTS), message.subject)
+            except (TimeoutError, nats.errors.Error):
+                await asyncio.sleep(0.1)
+                continue
+            return int(last.seq or 0)
+
+    async def publish_wish(self, message: Message) -> int:
+        """Store a wish, and wait for the server's word that it is on disk; its sequence in the stream of wishes.
+
+        A repeat within the server's window is stored once. Raises PublishRefused where the server won't have it, and
+        BusUnreachable where its outcome stays unknown.
+        """
+        for _ in range(5):
+            answer = await self._ask(message.subject, message.body, message.headers)
+            if answer is None:
+                await asyncio.sleep(0.2)
+                continue
+            if (error := answer.get("error")) is not None:
+                raise PublishRefused(
+                    subject=message.subject, code=int(error.get("err_code", 0)), detail=str(error.get("description"))
+                )
+            return int(answer["seq"])
+        raise BusUnreachable(url=self.url, waited_s=5 * REQUEST_TIMEOUT_S, detail="no acknowledgement")
+
+    async def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """Answer requests on ``subject`` for as long as the connection lives; a failure is answered, and counted."""
+
+        async def asked(message: Msg) -> None:
+            try:
+                answer = await handler(message.data)
+            except Exception as err:  # noqa: BLE001 - one bad question must not end the service
+                self.errors += 1
+                self.last_error = f"{type(err).__name__}: {err}"
+                answer = json.dumps({"error": {"code": "Internal", "message": f"{type(err).__name__}: {err}"}}).encode()
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await message.respond(answer)
+
+        def started(message: Msg) -> asyncio.Task[None]:
+            task = asyncio.get_running_loop().create_task(asked(message))
+            self._sends.add(task)
+            task.add_done_callback(self._sends.discard)
+            return task
+
+        async def on_message(message: Msg) -> None:
+            started(message)
+
+        await self.client.subscribe(subject, cb=on_message)
+
+
+__all__ = [
+    "Bus",
+    "BusError",
+    "BusUnreachable",
+    "Fenced",
+    "Lease",
+    "PublishRefused",
+    "RawMessage",
+    "StreamPosition",
+    "StreamReader",
+]
