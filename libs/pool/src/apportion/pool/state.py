@@ -313,6 +313,13 @@ def _placed(pool: Pool, entry: Entry, event: ev.RunPlaced) -> None:
         job.state = JobState.RUNNING
     job.pending_fact = None
     pool.run_jobs[event.run_id] = event.job_id
+    node = pool.nodes.get(event.node_id)
+    if node is None or node.epoch != event.node_epoch:
+        # Decided before the fencing was known, stored after it: no agent will start it, and it holds nothing.
+        run.state = RunState.LOST
+        run.cause = RunCause.STALE
+        run.holds = False
+        return
     _take(pool, run, entry.seq)
 
 
