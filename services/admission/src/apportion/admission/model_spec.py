@@ -521,7 +521,7 @@ def _invalid_from(message: str, fields: dict[str, object], path: str) -> ModelSp
         expected = what
         wanted = re.match(r"Expected `(.*?)`", what)
         if wanted is not None:
-            expected = wanted.group(1)
+            expected = wanted.group(1).removesuffix(" | null")
         elif what.startswith("Invalid enum value") and steps:
             expected = _choices(steps[-1])
     found: object = fields

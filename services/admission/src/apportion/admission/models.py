@@ -92,13 +92,16 @@ MODELS: tuple[KnownModel, ...] = (
         experts_active=8,
         shared_intermediate=20480,
     ),
-    _row("qwen2.5-0.5b", 494, (24, 896, 4864, 14, 2, 64, 151936), "Qwen/Qwen2.5-0.5B", tied=True),
-    _row("qwen2.5-1.5b", 1544, (28, 1536, 8960, 12, 2, 128, 151936), "Qwen/Qwen2.5-1.5B", tied=True),
-    _row("qwen2.5-3b", 3086, (36, 2048, 11008, 16, 2, 128, 151936), "Qwen/Qwen2.5-3B", tied=True),
-    _row("qwen2.5-7b", 7616, (28, 3584, 18944, 28, 4, 128, 152064), "Qwen/Qwen2.5-7B"),
-    _row("qwen2.5-14b", 14770, (48, 5120, 13824, 40, 8, 128, 152064), "Qwen/Qwen2.5-14B"),
+    _row("qwen2.5-0.5b", 494, (24, 896, 4864, 14, 2, 64, 151936), "Qwen/Qwen2.5-0.5B", "qwen2.5-coder-0.5b",
+         tied=True),
+    _row("qwen2.5-1.5b", 1544, (28, 1536, 8960, 12, 2, 128, 151936), "Qwen/Qwen2.5-1.5B", "qwen2.5-coder-1.5b",
+         "qwen2.5-math-1.5b", tied=True),
+    _row("qwen2.5-3b", 3086, (36, 2048, 11008, 16, 2, 128, 151936), "Qwen/Qwen2.5-3B", "qwen2.5-coder-3b",
+         tied=True),
+    _row("qwen2.5-7b", 7616, (28, 3584, 18944, 28, 4, 128, 152064), "Qwen/Qwen2.5-7B", "qwen2.5-math-7b"),
+    _row("qwen2.5-14b", 14770, (48, 5120, 13824, 40, 8, 128, 152064), "Qwen/Qwen2.5-14B", "qwen2.5-coder-14b"),
     _row("qwen2.5-32b", 32764, (64, 5120, 27648, 40, 8, 128, 152064), "Qwen/Qwen2.5-32B", "qwq-32b"),
-    _row("qwen2.5-72b", 72706, (80, 8192, 29568, 64, 8, 128, 152064), "Qwen/Qwen2.5-72B"),
+    _row("qwen2.5-72b", 72706, (80, 8192, 29568, 64, 8, 128, 152064), "Qwen/Qwen2.5-72B", "qwen2.5-math-72b"),
     _row("qwen2.5-coder-7b", 7616, (28, 3584, 18944, 28, 4, 128, 152064), "Qwen/Qwen2.5-Coder-7B"),
     _row("qwen2.5-coder-32b", 32764, (64, 5120, 27648, 40, 8, 128, 152064), "Qwen/Qwen2.5-Coder-32B"),
     _row("qwen3-0.6b", 596, (28, 1024, 3072, 16, 8, 128, 151936), "Qwen/Qwen3-0.6B", tied=True),
@@ -124,7 +127,8 @@ MODELS: tuple[KnownModel, ...] = (
         experts_active=8,
     ),
     # Mistral AI
-    _row("mistral-7b", 7248, (32, 4096, 14336, 32, 8, 128, 32768), "mistralai/Mistral-7B-v0.3", "mathstral-7b"),
+    _row("mistral-7b", 7248, (32, 4096, 14336, 32, 8, 128, 32768), "mistralai/Mistral-7B-v0.3", "mathstral-7b",
+         "mistral-7b-v0.2"),
     _row(
         "mistral-7b-v0.1",
         7242,
@@ -350,17 +354,18 @@ MODELS: tuple[KnownModel, ...] = (
          "vit-huge-patch14-224", gated=False, positions=257, family=_VISION),
 )  # fmt: skip
 
-# What publishers append to a name without changing the architecture.
-_SUFFIX = re.compile(
-    r"-(?:instruct|chat|hf|it|base|sft|dpo|thinking|gptq(?:-int[48])?|awq|int[48]|fp8|bf16|bnb-4bit|2507|v1\.0|in21k)$"
+# What publishers add to a name without changing the architecture; at the end, or before a version.
+_TUNING = re.compile(
+    r"-(?:instruct|chat|hf|it|base|sft|dpo|thinking|python|gptq(?:-int[48])?|awq|int[48]|fp8|bf16|bnb-4bit|2507|v1\.0)"
+    r"(?=-v\d|$)"
 )
 
 
 def canonical_name(name: str) -> str:
     """The table's spelling of a model name: lower case, without organisation, "meta-" and tuning suffixes."""
     plain = name.strip().lower().rsplit("/", 1)[-1].replace("_", "-").removeprefix("meta-")
-    while _SUFFIX.search(plain):
-        plain = _SUFFIX.sub("", plain)
+    while _TUNING.search(plain):
+        plain = _TUNING.sub("", plain)
     return plain
 
 

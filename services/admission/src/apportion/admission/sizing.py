@@ -391,7 +391,8 @@ def _weight_bytes(job: _Job) -> int:
 
 
 def _head_is_quantised(spec: ModelSpec) -> bool:
-    return spec.engine is Engine.LITGPT and _storage(spec).is_unpacked
+    # An engine that wasn't named gets the same: with the copies in `_unpacking_bytes`, it is the larger answer.
+    return spec.engine in (Engine.LITGPT, Engine.OTHER) and _storage(spec).is_unpacked
 
 
 def _unpacking_bytes(job: _Job) -> int:

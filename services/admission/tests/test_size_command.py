@@ -1,0 +1,85 @@
+"""`apportion size` on lines and on its command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from apportion.admission.size_command import main, size_lines
+
+
+def test_each_line_gets_one_answer_in_order() -> None:
+    """Bad lines are answered too, and stop nobody else's."""
+    lines: list[str | bytes] = [
+        '{"name": "llama-3.1-8b", "dtype": "bf16", "batch": 8, "context_tokens": 8192}\n',
+        "\n",
+        '{"name": "llama-3.1-8b", "batch": "8"}\n',
+        "{not json\n",
+        b"\xff\xfe\n",
+        '{"id": "job-7", "queue": "a", "model": {"params_millions": 13016, "dtype": "nf4"}}\n',
+    ]
+    answers = [json.loads(answer) for answer in size_lines(lines)]
+    assert len(answers) == 5
+    first, wrong_type, no_json, no_text, wrapped = answers
+    assert first["memory_mib_p50"] == sum(first["parts"].values())
+    assert wrong_type == {"line": 3, "error": {"path": "model.batch", "expected": "int", "found": "8"}}
+    assert no_json["line"] == 4
+    assert no_text["line"] == 5
+    assert wrapped["id"] == "job-7"
+    assert wrapped["parts"]["dequantisation"] > 0
+
+
+def test_one_model_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that the documentation shows."""
+    arguments = ["--model", "llama-3.1-8b", "--dtype", "bf16", "--batch", "8", "--context", "8192", "-o", "json"]
+    assert main(arguments) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["parts"]["kv_cache"] == 8192
+    assert answer["method"] == "analytic-v1/known/none"
+
+
+def test_one_model_is_printed_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was assumed is said as well."""
+    assert main(["--model", "llama-2-7b", "--training", "qlora", "--rank", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "dequantisation" in out
+    assert "assumed: batch, context_tokens" in out
+
+
+def test_a_file_of_requests_is_sized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2 says that a line could not be."""
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"name": "qwen3-8b"}\n{"name": "no-such-model"}\n')
+    assert main(["--file", str(path), "-o", "jsonl"]) == 2
+    sized, refused = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert sized["memory_mib_p95"] > sized["memory_mib_p50"]
+    assert refused["error"]["path"] == "model.name"
+    assert main(["--file", str(tmp_path / "absent.jsonl")]) == 2
+    assert "absent.jsonl" in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same words as in a request's rejection."""
+    assert main(["--model", "llama-2-7b", "--dtype", "bf17"]) == 2
+    assert "model.dtype: expected one of fp32" in capsys.readouterr().err
+
+
+def test_the_known_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table that ships should be seen."""
+    assert main(["--list"]) == 0
+    assert "meta-llama/Llama-3.1-8B config.json" in capsys.readouterr().out
+
+
+def test_it_runs_as_a_module() -> None:
+    """The process itself, arguments to output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "apportion.admission.size_command", "--file", "-", "-o", "jsonl"],
+        input='{"name": "gemma-2-9b"}\n',
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["params_millions"] == 9242
