@@ -6,6 +6,9 @@ import copy
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from apportion.admission.learned import (
     CORRECTED_BP_MAX,
     CORRECTED_BP_MIN,
@@ -20,8 +23,6 @@ from apportion.admission.learned import (
 )
 from apportion.admission.model_spec import parse_model
 from apportion.admission.sizing import estimate
-from hypothesis import given
-from hypothesis import strategies as st
 
 SIZING = estimate(parse_model({"name": "llama-3.1-8b", "batch": 8, "context_tokens": 8192}))
 FAMILY = SIZING.family
@@ -81,6 +82,7 @@ def test_runs_without_a_peak_teach_nothing() -> None:
     assert evolve_peak(Learned(), FAMILY, 0, 1000) == Learned()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), max_size=200))
 def test_history_moves_an_estimate_within_bounds(runs: list[tuple[int, int]]) -> None:
     """Whatever was reported, p95 stays within half and twice the formula's, and p50 below it."""

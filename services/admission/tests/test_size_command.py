@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from apportion.admission.size_command import main, size_lines
 
 
@@ -30,6 +31,23 @@ def test_each_line_gets_one_answer_in_order() -> None:
     assert no_text["line"] == 5
     assert wrapped["id"] == "job-7"
     assert wrapped["parts"]["dequantisation"] > 0
+
+
+def test_absurd_numbers_are_answered_and_not_summed() -> None:
+    """A line that overflows whoever adds up would be worth sending."""
+    lines = [
+        '{"name": "llama-3.1-8b", "batch": 999999999, "context_tokens": 999999999}',
+        '{"name": "llama-3.1-8b", "batch": 1' + "0" * 40 + "}",
+        '{"name": {"a": [1' + "0" * 40 + "]}}",
+        "[" * 2000,
+        '"' + "x" * 5000 + '"',
+    ]
+    answers = [json.loads(answer) for answer in size_lines(lines)]
+    assert [answer["line"] for answer in answers] == [1, 2, 3, 4, 5]
+    assert answers[0]["error"]["path"] == "model"
+    assert answers[1]["error"]["path"] == "model.batch"
+    assert answers[2]["error"]["path"] == "model.name"
+    assert all(len(str(answer["error"]["found"])) <= 200 for answer in answers)
 
 
 def test_one_model_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from apportion.admission.architecture import (
     Architecture,
     Family,
@@ -18,8 +21,6 @@ from apportion.admission.architecture import (
 from apportion.admission.model_spec import ModelSpec, ModelSpecInvalid, architecture_of, family_key, parse_model
 from apportion.admission.models import MODELS, canonical_name, known_model
 from apportion.admission.sizing import Sizing, estimate, fits
-from hypothesis import given
-from hypothesis import strategies as st
 
 DATA = Path(__file__).parent / "data"
 CARD_MIB = {"A100-40GB": 40 * 1024, "A100-80GB": 80 * 1024, "16 GB card": 16 * 1024}
@@ -278,6 +279,13 @@ def test_whether_the_head_is_tied_is_read_off_the_count() -> None:
     assert not architecture_of(parse_model({**shape, "params_millions": 630})).tied
 
 
+def test_a_default_context_is_no_longer_than_the_model_reads() -> None:
+    """BERT has 512 positions, whatever the default for decoders is."""
+    unsaid, said = (estimate(parse_model({"name": "bert-base", **more})) for more in ({}, {"context_tokens": 512}))
+    assert unsaid.memory_mib_p50 == said.memory_mib_p50
+    assert unsaid.assumed == ("batch", "context_tokens")
+
+
 def test_a_family_is_a_plain_word() -> None:
     """It becomes a key: no dots, no spaces, whatever the name was."""
     spec = parse_model({"name": "My Model.v2 * >", "params_millions": 1})
@@ -320,6 +328,7 @@ def total_of_parts(sizing: Sizing) -> int:
     return sum(msgspec.to_builtins(sizing.parts).values())
 
 
+@settings(deadline=None)
 @given(requests())
 def test_parts_add_up_and_p95_is_never_below_p50(fields: dict[str, Any]) -> None:
     """A bill whose lines don't add up convinces nobody."""
@@ -329,6 +338,7 @@ def test_parts_add_up_and_p95_is_never_below_p50(fields: dict[str, Any]) -> None
     assert all(isinstance(mib, int) and mib >= 0 for mib in msgspec.to_builtins(sizing.parts).values())
 
 
+@settings(deadline=None)
 @given(requests(), st.integers(1, 64), st.integers(1, 65536))
 def test_more_work_never_needs_less_memory(fields: dict[str, Any], more_batch: int, more_tokens: int) -> None:
     """Otherwise a user could game the estimate by asking for more."""
@@ -342,6 +352,7 @@ def test_more_work_never_needs_less_memory(fields: dict[str, Any], more_batch: i
         assert after.memory_mib_p95 >= before.memory_mib_p95
 
 
+@settings(deadline=None)
 @given(requests(), st.integers(1, 400_000))
 def test_more_parameters_never_need_less_memory(fields: dict[str, Any], more: int) -> None:
     """With the shape held still, weights and states grow with the count."""
@@ -353,6 +364,7 @@ def test_more_parameters_never_need_less_memory(fields: dict[str, Any], more: in
     assert large.memory_mib_p95 >= small.memory_mib_p95
 
 
+@settings(deadline=None)
 @given(requests(), st.sampled_from([2, 4, 8]))
 def test_tensor_parallel_devices_share_the_weights(fields: dict[str, Any], ways: int) -> None:
     """Each holds its part and no more, to a MiB of rounding; nothing grows but the buffers that talk."""
@@ -366,6 +378,7 @@ def test_tensor_parallel_devices_share_the_weights(fields: dict[str, Any], ways:
     assert many.memory_mib_p50 - many.parts.framework < one.memory_mib_p50
 
 
+@settings(deadline=None)
 @given(requests())
 def test_what_isnt_measured_is_booked_all_the_same(fields: dict[str, Any]) -> None:
     """p95 covers the device, whichever measure p50 is asked in."""

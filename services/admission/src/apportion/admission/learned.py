@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 import msgspec
+
 from apportion.admission.sizing import Sizing
 
 ONE_BP = 10_000

@@ -11,6 +11,7 @@ import re
 from enum import StrEnum
 
 import msgspec
+
 from apportion.admission.architecture import (
     Architecture,
     Family,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 import msgspec
+
 from apportion.admission.architecture import Architecture, Family
 
 

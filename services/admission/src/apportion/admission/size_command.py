@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
 import msgspec
+
 from apportion.admission.model_spec import ModelSpecInvalid, parse_model
 from apportion.admission.models import MODELS
 from apportion.admission.sizing import Sizing, estimate
@@ -35,8 +36,8 @@ def size_one(data: object) -> Sizing:
 def _answer(line: str | bytes, number: int) -> object:
     try:
         data = msgspec.json.decode(line)
-    # A line of bytes may be no UTF-8 at all, which msgspec reports in the builtin's words.
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+    # A line may be no UTF-8, or be nested without end; msgspec reports both with builtin errors.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         text = line.decode(errors="replace") if isinstance(line, bytes) else line
         return _error(number, path="", expected=f"JSON ({err})", found=text.strip()[:200])
     model = data.get("model", data) if isinstance(data, dict) else data
@@ -46,13 +47,22 @@ def _answer(line: str | bytes, number: int) -> object:
         return _error(number, path=err.path, expected=err.expected, found=err.found)
     answer = msgspec.to_builtins(sizing)
     # Whoever joins answers to requests finds their own key again.
-    if isinstance(data, dict) and "id" in data:
+    if isinstance(data, dict) and isinstance(data.get("id"), str):
         answer = {"id": data["id"], **answer}
     return answer
 
 
 def _error(number: int, *, path: str, expected: str, found: object) -> dict[str, object]:
-    return {"line": number, "error": {"path": path, "expected": expected, "found": found}}
+    return {"line": number, "error": {"path": path, "expected": expected, "found": _shown(found)}}
+
+
+def _shown(found: object) -> object:
+    """The value as it came, if that is short and can be written as JSON; else the start of how it looks."""
+    if found is None or isinstance(found, bool | float):
+        return found
+    if isinstance(found, int) and abs(found) < 1 << 63:
+        return found
+    return (found if isinstance(found, str) else repr(found))[:200]
 
 
 def _model_from(arguments: argparse.Namespace) -> dict[str, object]:

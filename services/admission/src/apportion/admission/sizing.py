@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import assert_never
 
 import msgspec
+
 from apportion.admission.architecture import (
     Architecture,
     Family,
@@ -29,6 +30,7 @@ from apportion.admission.model_spec import (
     Measure,
     Method,
     ModelSpec,
+    ModelSpecInvalid,
     Optimizer,
     architecture_of,
     check,
@@ -41,6 +43,8 @@ METHOD_VERSION = "analytic-v1"
 
 _MIB = 1 << 20
 _BP = 10_000
+# An exbibyte: no request means it, and all sums that others make of answers stay within 64 bits.
+_MIB_MAX = 1 << 40
 
 INFERENCE_CONTEXT_TOKENS = 2048
 TRAINING_CONTEXT_TOKENS = 512
@@ -124,15 +128,14 @@ def estimate(spec: ModelSpec) -> Sizing:
         assumed.append("batch")
     if spec.context_tokens is None:
         assumed.append("context_tokens")
-    context_tokens = spec.context_tokens or max(
-        spec.prompt_tokens or 0, TRAINING_CONTEXT_TOKENS if is_training else INFERENCE_CONTEXT_TOKENS
-    )
+    arch = architecture_of(spec)
+    context_tokens = spec.context_tokens or max(spec.prompt_tokens or 0, _default_context_tokens(arch, is_training))
     known = known_model(spec.name)
     if known is None and (spec.layers is None or spec.hidden is None):
         assumed.append("architecture")
     job = _Job(
         spec=spec,
-        arch=architecture_of(spec),
+        arch=arch,
         params=params_of(spec),
         batch=spec.batch or 1,
         context_tokens=context_tokens,
@@ -144,9 +147,12 @@ def estimate(spec: ModelSpec) -> Sizing:
     parts = msgspec.structs.replace(tensors, framework=context_mib) if is_device else tensors
     p50 = _sum_mib(parts)
     device_mib = _sum_mib(tensors) + context_mib
+    booked_mib = device_mib + _margin_mib(job, tensors, assumed)
+    if booked_mib > _MIB_MAX:
+        raise ModelSpecInvalid(path="model", expected=f"a model of at most {_MIB_MAX} MiB", found="more than that")
     return Sizing(
         memory_mib_p50=p50,
-        memory_mib_p95=device_mib + _margin_mib(job, tensors, assumed),
+        memory_mib_p95=booked_mib,
         memory_mib_device=device_mib,
         parts=parts,
         method=f"{METHOD_VERSION}/{_basis(spec, assumed)}/{spec.training.method.value}",
@@ -159,6 +165,12 @@ def estimate(spec: ModelSpec) -> Sizing:
 def fits(sizing: Sizing, device_memory_mib: int) -> bool:
     """The device has room for what would be booked."""
     return sizing.memory_mib_p95 <= device_memory_mib
+
+
+def _default_context_tokens(arch: Architecture, is_training: bool) -> int:
+    tokens = TRAINING_CONTEXT_TOKENS if is_training else INFERENCE_CONTEXT_TOKENS
+    # A model with a table of positions can't read more than it has.
+    return min(tokens, arch.positions) if arch.positions else tokens
 
 
 def _basis(spec: ModelSpec, assumed: list[str]) -> str:
