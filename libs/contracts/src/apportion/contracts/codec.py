@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
+
 from apportion.contracts import subjects
 from apportion.contracts.causes import Refusal
 from apportion.contracts.envelope import Basis, Entry, Stream, Undecodable

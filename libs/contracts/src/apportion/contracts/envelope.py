@@ -2,10 +2,11 @@
 
 from enum import StrEnum, unique
 
+from msgspec import Struct
+
 from apportion.contracts.causes import Refusal
 from apportion.contracts.events import Event
 from apportion.contracts.ids import Author, TenantId
-from msgspec import Struct
 
 
 @unique

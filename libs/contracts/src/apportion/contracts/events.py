@@ -10,6 +10,8 @@ reader can follow a newer writer.
 
 from typing import Annotated, ClassVar, Final
 
+from msgspec import Meta, Struct
+
 from apportion.contracts.causes import (
     DeviceHealth,
     Mode,
@@ -47,7 +49,6 @@ from apportion.contracts.ids import (
     RunId,
     TenantId,
 )
-from msgspec import Meta, Struct
 
 AGENT: Final = Author("node-agent")
 """Stands for the agent of whichever node the fact is about."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+
 from apportion.contracts.causes import Mode, WorkloadKind
 from apportion.contracts.envelope import Basis, Entry, Stream
 from apportion.contracts.events import (

@@ -18,11 +18,12 @@ States of a run::
 from collections.abc import Iterator
 from enum import StrEnum, unique
 
+from msgspec import Struct
+
 from apportion.contracts import events as ev
 from apportion.contracts.causes import DeviceHealth, Pending, RunCause, StopCause
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run, node_of_author
-from msgspec import Struct
 
 
 @unique

@@ -24,6 +24,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 import structlog
+
 from apportion.contracts import events as ev
 from apportion.contracts.codec import Message, decode_fact, decode_wish, encode_fact
 from apportion.contracts.envelope import Basis, Entry, Stream

@@ -15,16 +15,17 @@ from typing import Any, Final
 import nats
 import nats.errors
 import stamina
-from apportion.contracts import subjects
-from apportion.contracts.codec import Message
-from apportion.contracts.envelope import Stream
-from apportion.contracts.ids import Author, PoolId
 from msgspec import Struct
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext, api
 from nats.js.errors import NotFoundError
+
+from apportion.contracts import subjects
+from apportion.contracts.codec import Message
+from apportion.contracts.envelope import Stream
+from apportion.contracts.ids import Author, PoolId
 
 BATCH_EVENTS_MAX: Final = 1000
 """The server's limit on one atomic batch."""
