@@ -1,0 +1,624 @@
+"""The event log: every message of both streams, one row each, append-only, exactly once. The only importer of DuckDB.
+
+One process writes (EventLog); nobody else can open the file meanwhile, so it also makes the copies that others read.
+Rows and the position they reach are one transaction: whatever is killed when, the next life goes on at the right
+message. Nothing is indexed and nothing is unique by constraint: positions make it so, and indexes are what breaks.
+
+What a row says is decided by ``projections``; how rows are chained by ``chain``; who asks by ``sql`` and ``queries``.
+"""
+
+import importlib.resources
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import duckdb
+from apportion.contracts.envelope import Stream
+from apportion.monitor import chain
+from apportion.monitor.projections import ENVELOPE_COLUMNS, Cell, Recorded, columns_of
+from msgspec import Struct
+
+SCHEMA: Final = 1
+STORAGE: Final = "v1.4.0"
+"""The oldest DuckDB that can open what we write: auditors bring their own."""
+
+_LEADING: Final = (("ordinal", "BIGINT NOT NULL"), ("stream", "VARCHAR NOT NULL"), ("stream_seq", "BIGINT NOT NULL"))
+_TRAILING: Final = (
+    ("payload", "BLOB"),
+    ("payload_sha256", "BLOB NOT NULL"),
+    ("envelope_hash", "BLOB NOT NULL"),
+    ("prev_hash", "BLOB NOT NULL"),
+    ("hash", "BLOB NOT NULL"),
+)
+_COLUMNS: Final = (*_LEADING, *((c.name, c.sql) for c in ENVELOPE_COLUMNS), *_TRAILING)
+_NAMES: Final = ", ".join(name for name, _ in _COLUMNS)
+_FIRST_ENVELOPE: Final = len(_LEADING)
+_PAYLOAD: Final = len(_LEADING) + len(ENVELOPE_COLUMNS)
+_EVENT_ID: Final = next(i for i, c in enumerate(ENVELOPE_COLUMNS) if c.name == "event_id")
+
+_EVENTS_BODY: Final = ", ".join(f"{name} {sql}" for name, sql in _COLUMNS) + (
+    ", recorded TIMESTAMP_NS GENERATED ALWAYS AS (make_timestamp_ns(recorded_at))"
+)
+_APPLIED_BODY: Final = (
+    "stream VARCHAR NOT NULL, last_seq BIGINT NOT NULL, last_ordinal BIGINT NOT NULL, last_event_id VARCHAR, "
+    "last_payload_sha256 BLOB, last_hash BLOB NOT NULL"
+)
+
+VIEWS: Final = (
+    "v_event",
+    "v_job",
+    "v_run",
+    "v_job_timeline",
+    "v_pending_now",
+    "v_decisions",
+    "v_stops",
+    "v_double_slice",
+    "v_wish_answers",
+)
+"""Named questions, one file each in ``queries/``, in the order in which they build on each other."""
+
+LOCKED_DOWN: Final[dict[str, str | bool | int]] = {
+    "enable_external_access": False,
+    "autoload_known_extensions": False,
+    "autoinstall_known_extensions": False,
+    "allow_community_extensions": False,
+    "memory_limit": "256MB",
+    "max_temp_directory_size": "0B",
+    "threads": 2,
+    "lock_configuration": True,
+}
+"""How a file is opened for other people's SQL: no files, no network, no extensions, and no way to change that."""
+
+_VERIFY_ROWS: Final = 20_000
+
+
+class LogError(Exception):
+    """Something about the event log that an operator has to know."""
+
+    exit_code = 1
+
+
+class LogAhead(LogError):
+    """The log holds what the bus does not (any more): the bus came back shorter, or is another one."""
+
+    exit_code = 9
+
+    def __init__(self, *, stream: Stream, log_seq: int, bus_seq: int, detail: str) -> None:
+        self.stream = stream
+        self.log_seq = log_seq
+        self.bus_seq = bus_seq
+        self.detail = detail
+        super().__init__(
+            f"the log is ahead of the bus: it has {stream.value} up to {log_seq}, the bus stands at {bus_seq} ({detail}); "
+            "nothing is written until an operator has looked: restore the bus's store, or move the log aside"
+        )
+
+
+class LogBehind(LogError):
+    """The bus no longer holds what the log still needs."""
+
+    exit_code = 9
+
+    def __init__(self, *, stream: Stream, log_seq: int, bus_first: int) -> None:
+        self.stream = stream
+        self.log_seq = log_seq
+        self.bus_first = bus_first
+        super().__init__(
+            f"the log has {stream.value} up to {log_seq} and the bus begins at {bus_first}: what lies between is gone, "
+            "and going on would leave a hole"
+        )
+
+
+class SequenceGap(LogError):
+    """A message came that does not follow the last one."""
+
+    def __init__(self, *, stream: Stream, expected: int, found: int) -> None:
+        self.stream = stream
+        self.expected = expected
+        self.found = found
+        super().__init__(f"{stream.value}: expected sequence {expected}, and {found} came")
+
+
+class LogUnavailable(LogError):
+    """The file can't be opened: another process has it, or it is damaged."""
+
+    def __init__(self, *, path: Path, detail: str) -> None:
+        self.path = path
+        self.detail = detail
+        super().__init__(f"the event log {path} can't be opened: {detail}")
+
+
+class LogWriteFailed(LogError):
+    """A batch was not committed; nothing of it is in the log."""
+
+    def __init__(self, *, rows: int, detail: str) -> None:
+        self.rows = rows
+        self.detail = detail
+        super().__init__(f"{rows} rows were not committed: {detail}")
+
+
+class StatementRefused(LogError):
+    """A statement that is not answered, and why."""
+
+
+class Position(Struct, frozen=True, kw_only=True):
+    """How far the log has got with one stream."""
+
+    stream: Stream
+    last_seq: int = 0
+    last_ordinal: int = 0
+    last_event_id: str | None = None
+    last_payload_sha256: bytes | None = None
+    last_hash: bytes = chain.GENESIS
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """The newest row: what a checkpoint or an anchor would name."""
+
+    ordinal: int = 0
+    recorded_at: int = 0
+    hash: bytes = chain.GENESIS
+
+
+class BadRow(Struct, frozen=True, kw_only=True):
+    """The first place where the log is not what was written."""
+
+    ordinal: int
+    stream: str
+    stream_seq: int
+    what: str
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What a check of the whole log found."""
+
+    ok: bool
+    rows: int
+    """Rows that were checked and are good."""
+    head_ordinal: int
+    head_hash: str
+    first_bad: BadRow | None = None
+
+
+class Stored(Struct, frozen=True, kw_only=True):
+    """One message as the log keeps it; reads like one that the bus delivered."""
+
+    ordinal: int
+    stream: Stream
+    seq: int
+    recorded_at: int
+    subject: str
+    headers: dict[str, str] | None
+    body: bytes
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """Columns and rows of one question."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+class EventLog:
+    """The one writer of a log file. ``append`` may run in a thread, one call at a time; ``ask`` beside it."""
+
+    def __init__(self, path: Path, connection: "duckdb.DuckDBPyConnection") -> None:
+        self.path = path
+        self._connection = connection
+        self._reading = connection.cursor()
+        self._reading_lock = threading.Lock()
+        self._copying = connection.cursor()
+        self._copying_lock = threading.Lock()
+        self.positions = {stream: Position(stream=stream) for stream in Stream}
+        self.head = Head()
+
+    @classmethod
+    def open(cls, path: Path, *, memory_limit: str = "512MB") -> Self:
+        """The log at ``path``, made where there is none. Raises LogUnavailable."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        config: dict[str, str | bool | int | float | list[str]] = {
+            # A checkpoint stops the writer; at the default of 16 MB that is most of the time (ADR on the event log).
+            "checkpoint_threshold": "256MB",
+            "memory_limit": memory_limit,
+            "threads": 1,
+            "storage_compatibility_version": STORAGE,
+            "autoload_known_extensions": False,
+            "autoinstall_known_extensions": False,
+        }
+        try:
+            connection = duckdb.connect(str(path), config=config)
+        except duckdb.Error as err:
+            raise LogUnavailable(path=path, detail=_first_line(err)) from err
+        log = cls(path, connection)
+        try:
+            log._migrate()
+            log._load()
+        except duckdb.Error as err:
+            connection.close()
+            raise LogUnavailable(path=path, detail=_first_line(err)) from err
+        return log
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write everything into the file and let go of it, so that others can open it."""
+        with self._copying_lock, self._reading_lock:
+            self._copying.close()
+            self._reading.close()
+            self._connection.execute("CHECKPOINT")
+            self._connection.close()
+
+    def append(self, messages: Sequence[Recorded]) -> int:
+        """Write what is new of ``messages``, in this order, as one transaction; how many rows that was.
+
+        What the log has already is passed over. Raises SequenceGap before anything is written, and LogWriteFailed after
+        nothing was.
+        """
+        positions = dict(self.positions)
+        ordinal, previous, at = self.head.ordinal, self.head.hash, self.head.recorded_at
+        rows: list[tuple[Cell | bytes, ...]] = []
+        for message in messages:
+            position = positions[message.stream]
+            if message.seq <= position.last_seq:
+                continue
+            if message.seq != position.last_seq + 1:
+                raise SequenceGap(stream=message.stream, expected=position.last_seq + 1, found=message.seq)
+            columns = columns_of(message)
+            payload = chain.payload_hash(message.body)
+            envelope = chain.envelope_hash(columns)
+            hash_ = chain.link(previous, message.stream, message.seq, envelope, payload)
+            ordinal += 1
+            at = message.recorded_at
+            rows.append(
+                (
+                    ordinal,
+                    message.stream.value,
+                    message.seq,
+                    *columns,
+                    message.body,
+                    payload,
+                    envelope,
+                    previous,
+                    hash_,
+                )
+            )
+            event_id = columns[_EVENT_ID]
+            positions[message.stream] = Position(
+                stream=message.stream,
+                last_seq=message.seq,
+                last_ordinal=ordinal,
+                last_event_id=None if event_id is None else str(event_id),
+                last_payload_sha256=payload,
+                last_hash=hash_,
+            )
+            previous = hash_
+        if rows:
+            self._commit(rows, [p for s, p in positions.items() if p is not self.positions[s]])
+            self.positions = positions
+            self.head = Head(ordinal=ordinal, recorded_at=at, hash=previous)
+        return len(rows)
+
+    def ask(self, question: str, parameters: Sequence[object] = ()) -> Answer:
+        """The answer to one of our own questions, as of the last commit. Not for other people's SQL (see sql.py)."""
+        with self._reading_lock:
+            found = self._reading.execute(question, list(parameters))
+            return Answer(columns=tuple(d[0] for d in found.description or ()), rows=found.fetchall())
+
+    def copy_into(self, path: Path) -> Head:
+        """Bring the copy at ``path`` up to the last commit, made where there is none; the newest row that it holds.
+
+        Only new rows are copied. Raises LogUnavailable where somebody reads that copy, or it can't be written.
+        """
+        with self._copying_lock:
+            cursor = self._copying
+            try:
+                # ATTACH takes no parameters, and the path is ours: quoted for good measure.
+                cursor.execute(f"ATTACH {_quoted(str(path))} AS replica (STORAGE_VERSION {_quoted(STORAGE)})")
+            except duckdb.Error as err:
+                raise LogUnavailable(path=path, detail=_first_line(err)) from err
+            try:
+                return self._copy(cursor)
+            except duckdb.Error as err:
+                raise LogUnavailable(path=path, detail=_first_line(err)) from err
+            finally:
+                cursor.execute("DETACH replica")
+
+    def _copy(self, cursor: "duckdb.DuckDBPyConnection") -> Head:
+        cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.events({_EVENTS_BODY})")
+        cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.applied({_APPLIED_BODY})")
+        cursor.execute("BEGIN")
+        try:
+            last = _one(cursor.execute("SELECT coalesce(max(ordinal), 0) FROM replica.events"))
+            cursor.execute(
+                f"INSERT INTO replica.events({_NAMES}) SELECT {_NAMES} FROM {self._catalog}.events WHERE ordinal > ?",
+                [last],
+            )
+            cursor.execute("DELETE FROM replica.applied")
+            cursor.execute(f"INSERT INTO replica.applied SELECT * FROM {self._catalog}.applied")
+            newest = cursor.execute(
+                "SELECT ordinal, recorded_at, hash FROM replica.events ORDER BY ordinal DESC LIMIT 1"
+            ).fetchone()
+            cursor.execute("COMMIT")
+        except duckdb.Error:
+            cursor.execute("ROLLBACK")
+            raise
+        cursor.execute("CHECKPOINT replica")
+        return Head() if newest is None else Head(ordinal=newest[0], recorded_at=newest[1], hash=newest[2])
+
+    def _commit(self, rows: list[tuple[Cell | bytes, ...]], reached: list[Position]) -> None:
+        connection = self._connection
+        try:
+            connection.begin()
+            try:
+                with connection.appender("events") as appender:
+                    appender.append_rows(rows)
+                for position in reached:
+                    connection.execute(
+                        "UPDATE applied SET last_seq = ?, last_ordinal = ?, last_event_id = ?, "
+                        "last_payload_sha256 = ?, last_hash = ? WHERE stream = ?",
+                        [
+                            position.last_seq,
+                            position.last_ordinal,
+                            position.last_event_id,
+                            position.last_payload_sha256,
+                            position.last_hash,
+                            position.stream.value,
+                        ],
+                    )
+                connection.commit()
+            except BaseException:
+                connection.rollback()
+                raise
+        except duckdb.Error as err:
+            raise LogWriteFailed(rows=len(rows), detail=_first_line(err)) from err
+
+    def _migrate(self) -> None:
+        connection = self._connection
+        self._catalog = f'"{_one(connection.execute("SELECT current_database()"))}"'
+        known = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        wanted = {"schema": str(SCHEMA), "views": _views_digest()}
+        changed = False
+        if "events" not in known:
+            connection.execute("BEGIN")
+            connection.execute(f"CREATE TABLE events({_EVENTS_BODY})")
+            connection.execute(f"CREATE TABLE applied({_APPLIED_BODY})")
+            connection.execute("CREATE TABLE meta(key VARCHAR NOT NULL, value VARCHAR NOT NULL)")
+            for stream in Stream:
+                connection.execute("INSERT INTO applied VALUES (?, 0, 0, NULL, NULL, ?)", [stream.value, chain.GENESIS])
+            connection.execute("INSERT INTO meta VALUES ('schema', ?), ('views', '')", [wanted["schema"]])
+            connection.execute("COMMIT")
+            changed = True
+        found = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+        if found["schema"] != wanted["schema"]:
+            raise LogUnavailable(
+                path=self.path, detail=f"its schema is {found['schema']}, and this version writes {SCHEMA}"
+            )
+        if found["views"] != wanted["views"]:
+            connection.execute("BEGIN")
+            for name, text in views():
+                connection.execute(f"CREATE OR REPLACE VIEW {name} AS {text}")
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'views'", [wanted["views"]])
+            connection.execute("COMMIT")
+            changed = True
+        if changed:
+            # Definitions never stay in the write-ahead log: those are the entries that fail to replay.
+            connection.execute("CHECKPOINT")
+
+    def _load(self) -> None:
+        for row in self._connection.execute(
+            "SELECT stream, last_seq, last_ordinal, last_event_id, last_payload_sha256, last_hash FROM applied"
+        ).fetchall():
+            position = Position(
+                stream=Stream(row[0]),
+                last_seq=row[1],
+                last_ordinal=row[2],
+                last_event_id=row[3],
+                last_payload_sha256=row[4],
+                last_hash=row[5],
+            )
+            self.positions[position.stream] = position
+            if position.last_ordinal > self.head.ordinal:
+                (at,) = self._connection.execute(
+                    "SELECT recorded_at FROM events WHERE ordinal = ?", [position.last_ordinal]
+                ).fetchone() or (0,)
+                self.head = Head(ordinal=position.last_ordinal, recorded_at=at, hash=position.last_hash)
+
+
+def check_bus(position: Position, *, first_seq: int, last_seq: int, at_last: Recorded | None) -> None:
+    """Raise LogAhead or LogBehind unless the bus goes on where the log stands.
+
+    ``at_last`` is what the bus holds at the log's last sequence; None where it holds nothing there (any more).
+    """
+    stream, applied = position.stream, position.last_seq
+    if last_seq < applied:
+        raise LogAhead(stream=stream, log_seq=applied, bus_seq=last_seq, detail="the bus is shorter than the log")
+    if first_seq > applied + 1:
+        raise LogBehind(stream=stream, log_seq=applied, bus_first=first_seq)
+    if applied == 0 or at_last is None:
+        return
+    if chain.payload_hash(at_last.body) != position.last_payload_sha256:
+        event_id = columns_of(at_last)[_EVENT_ID]
+        raise LogAhead(
+            stream=stream,
+            log_seq=applied,
+            bus_seq=last_seq,
+            detail=f"at {applied} the log has event {position.last_event_id}, the bus another: {event_id}",
+        )
+
+
+def open_read_only(path: Path) -> "duckdb.DuckDBPyConnection":
+    """A log that nobody writes, or a copy of one, for our own reading. Raises LogUnavailable."""
+    if not path.exists():
+        raise LogUnavailable(path=path, detail="there is no such file")
+    try:
+        return duckdb.connect(str(path), read_only=True, config={"threads": 1, "memory_limit": "1GB"})
+    except duckdb.Error as err:
+        raise LogUnavailable(path=path, detail=_first_line(err)) from err
+
+
+def ask_locked_down(path: Path, statement: str, *, limit: int, seconds: float) -> Answer:
+    """The answer to a stranger's statement, at most ``limit`` rows. Raises StatementRefused or LogUnavailable.
+
+    Only for a process of its own that has given up its rights before (sql_worker.py): the statement's type is checked,
+    and that alone is no guard, as a common table expression may write and still be called a SELECT.
+    """
+    try:
+        connection = duckdb.connect(str(path), read_only=True, config=dict(LOCKED_DOWN))
+    except duckdb.Error as err:
+        raise LogUnavailable(path=path, detail=_first_line(err)) from err
+    timer = threading.Timer(seconds, connection.interrupt)
+    timer.daemon = True
+    try:
+        for name, text in views():
+            connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
+        statements = connection.extract_statements(statement)
+        if len(statements) != 1:
+            raise StatementRefused(f"exactly one statement, please: there are {len(statements)}")
+        if statements[0].type not in {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}:
+            raise StatementRefused(f"only SELECT and EXPLAIN are answered, not {statements[0].type.name}")
+        timer.start()
+        found = connection.execute(statements[0])
+        return Answer(columns=tuple(d[0] for d in found.description or ()), rows=found.fetchmany(limit))
+    except duckdb.InterruptException as err:
+        raise StatementRefused(f"it took longer than {seconds:g} s and was stopped") from err
+    except duckdb.Error as err:
+        raise StatementRefused(str(err)) from err
+    finally:
+        timer.cancel()
+        connection.close()
+
+
+def verify(path: Path) -> Verdict:
+    """Recompute every hash of a log that nobody writes; the first row that is not what was written. Raises LogUnavailable.
+
+    Finds an edit of any column, a missing, doubled or moved row, and a tail that was cut without its position.
+    """
+    connection = open_read_only(path)
+    try:
+        return _verified(connection)
+    finally:
+        connection.close()
+
+
+def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
+    good = 0
+    previous = chain.GENESIS
+    last = dict.fromkeys(Stream, 0)
+
+    def bad(ordinal: int, stream: str, seq: int, what: str) -> Verdict:
+        row = BadRow(ordinal=ordinal, stream=stream, stream_seq=seq, what=what)
+        return Verdict(ok=False, rows=good, head_ordinal=good, head_hash=previous.hex(), first_bad=row)
+
+    while True:
+        try:
+            rows = connection.execute(
+                f"SELECT {_NAMES} FROM events WHERE ordinal > ? AND ordinal <= ? ORDER BY ordinal",
+                [good, good + _VERIFY_ROWS],
+            ).fetchall()
+        except duckdb.Error as err:
+            return bad(good + 1, "", 0, f"the file can't be read from here on: {_first_line(err)}")
+        for row in rows:
+            what = _wrong(row, good + 1, previous, last)
+            if what is not None:
+                return bad(row[0], row[1], row[2], what)
+            good += 1
+            previous = row[-1]
+            last[Stream(row[1])] = row[2]
+        if len(rows) < _VERIFY_ROWS:
+            break
+    count = _one(connection.execute("SELECT count(*) FROM events"))
+    if count != good:
+        return bad(good + 1, "", 0, f"{count} rows are stored, and {good} of them follow each other")
+    for stream, seq, ordinal, hash_ in connection.execute(
+        "SELECT stream, last_seq, last_ordinal, last_hash FROM applied ORDER BY stream"
+    ).fetchall():
+        if seq != last[Stream(stream)]:
+            return bad(ordinal, stream, last[Stream(stream)] + 1, f"{stream} were written up to {seq}: the tail is gone")
+        if ordinal == good and hash_ != previous:
+            return bad(ordinal, stream, seq, "the last row is not the one that was written last")
+    return Verdict(ok=True, rows=good, head_ordinal=good, head_hash=previous.hex())
+
+
+def _wrong(row: Sequence[Any], ordinal: int, previous: bytes, last: dict[Stream, int]) -> str | None:
+    """What is wrong with a row, given what precedes it; None where nothing is."""
+    stream, seq = row[1], row[2]
+    payload, payload_sha256, envelope, prev_hash, hash_ = row[_PAYLOAD:]
+    if row[0] != ordinal:
+        return f"row {ordinal} is missing" if row[0] > ordinal else f"row {row[0]} is there twice"
+    if stream not in {s.value for s in Stream}:
+        return "its stream was changed"
+    if payload is None or chain.payload_hash(payload) != payload_sha256:
+        return "its payload was changed"
+    if chain.envelope_hash(row[_FIRST_ENVELOPE:_PAYLOAD]) != envelope:
+        return "its envelope was changed (headers, or a column that tells what is in them)"
+    if prev_hash != previous:
+        return "it does not follow the row before it"
+    if chain.link(previous, Stream(stream), seq, envelope, payload_sha256) != hash_:
+        return "its hash does not follow from its content (a hash or its sequence was changed)"
+    if seq != last[Stream(stream)] + 1:
+        return f"{stream} {last[Stream(stream)] + 1} is missing"
+    return None
+
+
+def messages_of(path: Path, stream: Stream, *, rows: int = 20_000) -> Iterator[Stored]:
+    """Every message of one stream that the log at ``path`` holds, in stream order. Raises LogUnavailable."""
+    connection = open_read_only(path)
+    try:
+        after = 0
+        while True:
+            found = connection.execute(
+                "SELECT ordinal, stream_seq, recorded_at, subject, headers, payload FROM events "
+                "WHERE stream = ? AND stream_seq > ? AND stream_seq <= ? ORDER BY stream_seq",
+                [stream.value, after, after + rows],
+            ).fetchall()
+            for ordinal, seq, at, subject, headers, payload in found:
+                yield Stored(
+                    ordinal=ordinal,
+                    stream=stream,
+                    seq=seq,
+                    recorded_at=at,
+                    subject=subject,
+                    headers=None if headers is None else json.loads(headers),
+                    body=payload,
+                )
+            if not found:
+                return
+            after += rows
+    except duckdb.Error as err:
+        raise LogUnavailable(path=path, detail=_first_line(err)) from err
+    finally:
+        connection.close()
+
+
+def views() -> list[tuple[str, str]]:
+    """Name and text of each named question, in the order in which they build on each other."""
+    folder = importlib.resources.files("apportion.monitor") / "queries"
+    return [(name, (folder / f"{name}.sql").read_text(encoding="utf-8")) for name in VIEWS]
+
+
+def _views_digest() -> str:
+    return sha256("".join(f"{name}\0{text}\0" for name, text in views()).encode()).hexdigest()
+
+
+def _one(found: "duckdb.DuckDBPyConnection") -> Any:
+    row = found.fetchone()
+    assert row is not None, "an aggregate has one row"
+    return row[0]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:500]
