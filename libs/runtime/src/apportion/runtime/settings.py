@@ -33,7 +33,7 @@ class SettingsInvalid(Exception):
     exit_code = 2
 
     def __init__(self, *, where: str, key: str, expected: str, found: str, hint: str = "") -> None:
-        where_key = f"{where}: {key}" if key else where
+        where_key = where if where.endswith(key) else f"{where}: {key}"
         super().__init__(f"{where_key}: expected {expected}, found {found}.{f' {hint}' if hint else ''}")
         self.where = where
         self.key = key
