@@ -1,0 +1,479 @@
+"""May this job in, and how does it end? Admission's decisions, pure and in the order in which wishes came.
+
+Every wish that is admission's to answer gets exactly one fact that names it. Then jobs whose runs or hours call for it
+go on or end (`lifecycle`). Where a job runs is the placer's decision, and how the agents'.
+"""
+
+import hashlib
+from typing import Final
+
+from apportion.admission import lifecycle, validate
+from apportion.admission.refusals import Refused, bounded, refusal_of
+from apportion.admission.state import (
+    CONFIG_NAMES,
+    WISHES_PER_ROUND,
+    Asked,
+    State,
+    evolve,
+    initial,
+    job_of,
+    position,
+    restore,
+    snapshot,
+)
+from apportion.contracts import events as ev
+from apportion.contracts.causes import Refusal, StopCause
+from apportion.contracts.ids import JobId, QueueId, TenantId, is_name
+from apportion.pool.state import JobView, QueueView
+
+__all__ = ["POLICY", "State", "decide", "evolve", "initial", "position", "restore", "snapshot", "wake_at"]
+
+FACTS_PER_ROUND: Final = 900
+"""Facts of one decision; the bus stores at most 1,000 as one batch."""
+
+RULES: Final = 1
+"""Goes up whenever the same history would lead to another decision."""
+
+
+def _policy() -> str:
+    said = repr(
+        (
+            RULES,
+            CONFIG_NAMES,
+            WISHES_PER_ROUND,
+            FACTS_PER_ROUND,
+            lifecycle.BACKOFF_S_MAX,
+            validate.RESERVED_ENV,
+            validate.RESERVED_ENV_PREFIXES,
+            sorted(validate.SERVICE_CLASSES.items()),
+            sorted(
+                (str(kind), share.compute_milli, share.memory_mib) for kind, share in validate.DEFAULT_SHARES.items()
+            ),
+        )
+    )
+    return f"admission@{RULES}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+
+
+POLICY: Final = _policy()
+
+
+def decide(state: State, now: int) -> list[ev.Fact]:
+    """Answers to the oldest wishes, then what follows for jobs; silent once that was folded.
+
+    At most ``FACTS_PER_ROUND`` facts: what is left is said by the next decision.
+    """
+    round_ = _Round(state, now)
+    for index, asked in enumerate(state.inbox):
+        if index >= state.wishes_per_round or not round_.answer(asked):
+            break
+    round_.go_on()
+    return round_.facts
+
+
+def wake_at(state: State, now: int) -> int | None:
+    """The earliest deadline or time limit of a job; None where no job has one to come."""
+    del now  # what is due already is due now, and the instant says so
+    return state.next_timer()
+
+
+class _Round:
+    """One decision in the making: what the facts stated so far will change, laid over a state that stays as it is."""
+
+    def __init__(self, state: State, now: int) -> None:
+        self.facts: list[ev.Fact] = []
+        self._state = state
+        self._now = now
+        self._answers: dict[int, ev.JobAdmitted | ev.JobRejected | ev.JobDuplicate] = {}
+        self._new_jobs: dict[JobId, ev.JobAdmitted] = {}
+        self._ended: dict[JobId, str] = {}
+        self._touched: set[JobId] = set()
+        """Jobs about which this round has stated something; what else follows waits for the next."""
+
+    # ------------------------------------------------------------------------------------------- wishes
+
+    def answer(self, asked: Asked) -> bool:
+        """State the answer to a wish; False where the wishes behind it have to wait for that to be folded."""
+        match asked.wish:
+            case None:
+                self._refuse_undecodable(asked)
+            case ev.JobRequested():
+                self._answer_request(asked, asked.wish)
+            case ev.JobCancelRequested():
+                self._answer_cancel(asked, asked.wish)
+            case ev.QueueUpsertRequested():
+                # Whether the next wish's tenant is known may depend on this one.
+                return not self._answer_queue(asked, asked.wish)
+        return True
+
+    def _refuse_undecodable(self, asked: Asked) -> None:
+        undecodable = asked.undecodable
+        assert undecodable is not None, f"wish {asked.seq} is neither a wish nor undecodable"
+        if asked.subject_type == ev.JobRequested.__name__:
+            self._reject(asked, refusal_of(undecodable), undecodable.job_id)
+        else:
+            self._refuse(asked, refusal_of(undecodable))
+
+    def _answer_request(self, asked: Asked, request: ev.JobRequested) -> None:
+        first = self._first_of(asked.seq)
+        if first is not None:
+            self._answer_repeat(asked, request, first)
+            return
+        spec = self._admissible(asked, request)
+        if isinstance(spec, Refused):
+            self._reject(asked, spec, request.job_id)
+            return
+        job_id = self._job_id(asked, request)
+        taken = self._taken_by(job_id)
+        if taken:
+            refused = Refused(
+                code=Refusal.JOB_ID_TAKEN,
+                field="job_id",
+                expected="a name that none of the tenant's jobs had before",
+                found=f"{request.job_id}, {taken}",
+                hint="Choose another name, or leave it out and get one.",
+            )
+            self._reject(asked, refused, request.job_id)
+            return
+        queue = self._state.pool.queues[spec.queue]
+        admitted = ev.JobAdmitted(
+            job_id=job_id,
+            tenant=asked.tenant,
+            answers=asked.seq,
+            wish_id=asked.event_id,
+            spec=spec,
+            request_digest=self._state.kept.identities[asked.seq].digest,
+            idempotency_key=request.idempotency_key or "",
+            quota_used_milli=queue.used_compute_milli,
+            quota_used_mib=queue.used_memory_mib,
+            external_uri=request.external_uri or "",
+            caused_by=asked.event_id,
+        )
+        self._answers[asked.seq] = admitted
+        self._new_jobs[job_id] = admitted
+        self.facts.append(admitted)
+
+    def _admissible(self, asked: Asked, request: ev.JobRequested) -> ev.JobSpec | Refused:
+        tenant = asked.tenant
+        expired = self._expired(asked)
+        if expired is not None:
+            return expired
+        mine = self._state.queues_of.get(tenant)
+        if mine is None:
+            return Refused(
+                code=Refusal.TENANT_UNKNOWN,
+                expected="a tenant that a queue names",
+                found=bounded(tenant),
+                hint="Ask the pool's operator for a queue that names this tenant.",
+            )
+        if request.tenant is not None and request.tenant != tenant:
+            return Refused(
+                code=Refusal.TENANT_MISMATCH,
+                field="tenant",
+                expected=tenant,
+                found=bounded(request.tenant),
+                hint="Leave it out: the subject says whose the job is.",
+            )
+        if request.queue not in mine:
+            return Refused(
+                code=Refusal.QUEUE_NOT_FOUND,
+                field="queue",
+                expected=bounded("one of " + ", ".join(mine)),
+                found=request.queue,
+                hint=f"Name a queue that {tenant} may submit to.",
+            )
+        spec = validate.job_spec(request, self._now, self._state.shares)
+        if isinstance(spec, Refused):
+            return spec
+        return _beyond_limits(spec, self._state.pool.queues[QueueId(request.queue)]) or spec
+
+    def _job_id(self, asked: Asked, request: ev.JobRequested) -> JobId:
+        if request.job_id is not None:
+            return JobId(f"{asked.tenant}/{request.job_id}")
+        job_id = JobId(f"{asked.tenant}/job-{asked.seq}")
+        suffix = 2
+        while self._taken_by(job_id):  # somebody chose that name for a job of their own
+            job_id = JobId(f"{asked.tenant}/job-{asked.seq}-{suffix}")
+            suffix += 1
+        return job_id
+
+    def _taken_by(self, job_id: JobId) -> str:
+        """Whose id it is already; empty where it is free."""
+        if job_id in self._new_jobs:
+            return f"which wish {self._new_jobs[job_id].answers} asked for"
+        seq = self._state.kept.admitted.get(job_id)
+        if seq is None:
+            return ""
+        end = self._state.kept.ended.get(job_id)
+        return f"which wish {seq} asked for" + (f" ({end})" if end else "")
+
+    def _first_of(self, seq: int) -> int | None:
+        """The earliest job request with the same identity; None where this is it."""
+        state = self._state
+        identity = state.kept.identities[seq]
+        first = state.first_by_identity[identity.by_event]
+        if first == seq and identity.by_key:
+            first = state.first_by_identity[identity.by_key]
+        return first if first < seq else None
+
+    def _answer_repeat(self, asked: Asked, request: ev.JobRequested, first: int) -> None:
+        identities = self._state.kept.identities
+        if identities[first].digest != identities[asked.seq].digest:
+            is_event = identities[first].by_event == identities[asked.seq].by_event
+            refused = Refused(
+                code=Refusal.IDEMPOTENCY_CONFLICT,
+                field="id" if is_event else "idempotency_key",
+                expected=f"the body of wish {first}, which had the same one",
+                found="another body",
+            )
+            self._reject(asked, refused, request.job_id)
+            return
+        answer = self._answer_of(first)
+        if isinstance(answer, Refused):
+            # The first answer stands, whatever has changed since: a repeat must be safe to send at any time.
+            self._reject(asked, answer, request.job_id, message=answer.hint)
+            return
+        job_id, first_wish = answer
+        duplicate = ev.JobDuplicate(
+            tenant=asked.tenant,
+            answers=asked.seq,
+            wish_id=asked.event_id,
+            original_job_id=job_id,
+            first_wish=first_wish,
+            caused_by=asked.event_id,
+        )
+        self._answers[asked.seq] = duplicate
+        self.facts.append(duplicate)
+
+    def _answer_of(self, seq: int) -> tuple[JobId, int] | Refused:
+        """What a job request was answered: its job and the wish that made it, or the refusal."""
+        match self._answers.get(seq):
+            case ev.JobAdmitted(job_id=job_id):
+                return job_id, seq
+            case ev.JobDuplicate(original_job_id=job_id, first_wish=first):
+                return job_id, first
+            case ev.JobRejected() as rejected:
+                return Refused(
+                    code=rejected.code,
+                    field=rejected.field,
+                    expected=rejected.expected,
+                    found=rejected.found,
+                    hint=rejected.message,
+                )
+            case None:
+                pass
+        state = self._state
+        if (job := state.job_of_wish.get(seq)) is not None:
+            return job, seq
+        if (repeated := state.kept.repeated.get(seq)) is not None:
+            return repeated.job_id, repeated.first_wish
+        # Wishes are answered in order, so an earlier one has its answer.
+        return state.kept.refused[seq]
+
+    def _answer_cancel(self, asked: Asked, wish: ev.JobCancelRequested) -> None:
+        refused = self._expired(asked) or _dry_run(wish.dry_run)
+        job_id = JobId(wish.job_id)
+        if ev.is_operator(asked.tenant):
+            if refused is None and "/" not in wish.job_id:
+                refused = Refused(
+                    code=Refusal.FIELD_INVALID,
+                    field="job_id",
+                    expected="<tenant>/<name>",
+                    found=wish.job_id,
+                    hint="An operator names the job's tenant as well.",
+                )
+        elif not wish.job_id.startswith(f"{asked.tenant}/"):
+            job_id = JobId(f"{asked.tenant}/{wish.job_id}")
+        if refused is not None:
+            self._refuse(asked, refused)
+        elif job_id in self._new_jobs and job_id not in self._ended:
+            self._cancelled(asked, wish, job_id)
+        elif (job := job_of(self._state, job_id)) is not None and job_id not in self._ended:
+            self._cancel(asked, wish, job)
+        else:
+            self._refuse(asked, self._no_such_job(job_id))
+
+    def _cancel(self, asked: Asked, wish: ev.JobCancelRequested, job: JobView) -> None:
+        fact = None if job.job_id in self._touched else self._next_fact(job)
+        if isinstance(fact, ev.TERMINAL):
+            # It had come to its end before the wish was looked at: that end stands.
+            self._state_end(job.job_id, fact)
+            self._refuse(asked, self._no_such_job(job.job_id))
+        elif lifecycle.holds_nothing(job):
+            self._cancelled(asked, wish, job.job_id)
+        else:
+            self._touched.add(job.job_id)
+            self.facts.append(
+                ev.JobStopping(
+                    job_id=job.job_id,
+                    attempt=job.attempt,
+                    cause=StopCause.CANCELLED,
+                    actor=_actor(asked),
+                    reason=wish.reason,
+                    answers=asked.seq,
+                    caused_by=asked.event_id,
+                )
+            )
+
+    def _cancelled(self, asked: Asked, wish: ev.JobCancelRequested, job_id: JobId) -> None:
+        self._state_end(
+            job_id,
+            ev.JobCancelled(
+                job_id=job_id,
+                actor=_actor(asked),
+                reason=wish.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            ),
+        )
+
+    def _no_such_job(self, job_id: JobId) -> Refused:
+        end = self._ended.get(job_id) or self._state.kept.ended.get(job_id)
+        if end is None:
+            return Refused(
+                code=Refusal.JOB_NOT_FOUND,
+                field="job_id",
+                expected="a job that was admitted",
+                found=job_id,
+                hint="Check the name; `apportion jobs` lists them.",
+            )
+        return Refused(
+            code=Refusal.JOB_TERMINAL,
+            field="job_id",
+            expected="a job that has not ended",
+            found=f"{job_id}: {end}",
+            hint="There is nothing left to cancel.",
+        )
+
+    def _answer_queue(self, asked: Asked, wish: ev.QueueUpsertRequested) -> bool:
+        """True where a queue has changed."""
+        refused = self._expired(asked) or _dry_run(wish.dry_run)
+        if not ev.is_operator(asked.tenant):
+            refused = Refused(
+                code=Refusal.NOT_PERMITTED,
+                expected="the pool's operator",
+                found=f"tenant {bounded(asked.tenant)}",
+                hint="Queues and limits are set by the pool's operator: ask them.",
+            )
+        if refused is not None:
+            self._refuse(asked, refused)
+            return False
+        self.facts.append(
+            ev.QueueUpserted(
+                queue=QueueId(wish.queue),
+                tenants=tuple(TenantId(tenant) for tenant in dict.fromkeys(wish.tenants)),
+                limit_compute_milli=wish.limit_compute_milli,
+                limit_memory_mib=wish.limit_memory_mib,
+                limit_jobs=wish.limit_jobs,
+                answers=asked.seq,
+                actor=_actor(asked),
+                reason=wish.reason,
+                caused_by=asked.event_id,
+            )
+        )
+        return True
+
+    def _expired(self, asked: Asked) -> Refused | None:
+        if not asked.expires_at or asked.expires_at > self._now:
+            return None
+        late_ms = (self._now - asked.expires_at) // 1_000_000
+        return Refused(
+            code=Refusal.EXPIRED,
+            field="expirytime",
+            expected="an answer before the wish expired",
+            found=f"{late_ms} ms later",
+        )
+
+    def _reject(self, asked: Asked, refused: Refused, name: str | None, *, message: str = "") -> None:
+        is_readable = name is not None and is_name(name) and is_name(asked.tenant)
+        rejected = ev.JobRejected(
+            tenant=asked.tenant,
+            answers=asked.seq,
+            wish_id=asked.event_id,
+            code=refused.code,
+            field=refused.field,
+            expected=refused.expected,
+            found=refused.found,
+            message=message or refused.message(),
+            job_id=JobId(f"{asked.tenant}/{name}") if is_readable else None,
+            caused_by=asked.event_id,
+        )
+        self._answers[asked.seq] = rejected
+        self.facts.append(rejected)
+
+    def _refuse(self, asked: Asked, refused: Refused) -> None:
+        self.facts.append(
+            ev.WishRejected(
+                tenant=asked.tenant,
+                answers=asked.seq,
+                wish_id=asked.event_id,
+                wish_type=bounded(asked.subject_type),
+                code=refused.code,
+                field=refused.field,
+                expected=refused.expected,
+                found=refused.found,
+                message=refused.message(),
+                caused_by=asked.event_id,
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------- jobs
+
+    def go_on(self) -> None:
+        """State what follows for jobs whose runs or hours call for it, and which facts came too late."""
+        state = self._state
+        for job_id in sorted((state.due | state.timed_out(self._now)) - self._touched):
+            if len(self.facts) >= FACTS_PER_ROUND:
+                return
+            job = state.pool.jobs.get(job_id)
+            fact = None if job is None else self._next_fact(job)
+            if fact is not None:
+                self.facts.append(fact)
+        for seq in sorted(state.kept.late):
+            if len(self.facts) >= FACTS_PER_ROUND:
+                return
+            late = state.kept.late[seq]
+            self.facts.append(
+                ev.LateFactIgnored(run_id=late.run_id, fact_seq=seq, why=late.why, caused_by=late.event_id)
+            )
+
+    def _next_fact(self, job: JobView) -> ev.Fact | None:
+        kept = self._state.kept
+        identity = kept.identities.get(kept.admitted.get(job.job_id, 0))
+        return lifecycle.next_fact(job, self._now, job.requested_at if identity is None else identity.recorded_at)
+
+    def _state_end(self, job_id: JobId, fact: ev.Fact) -> None:
+        self._touched.add(job_id)
+        self._ended[job_id] = type(fact).__name__
+        self.facts.append(fact)
+
+
+def _beyond_limits(spec: ev.JobSpec, queue: QueueView) -> Refused | None:
+    """Why the job can never run within its queue's limits; None where it can. What is in use now is the placer's."""
+    slices = spec.devices * spec.replicas
+    compute_milli, memory_mib = slices * spec.compute_milli, slices * spec.memory_mib
+    for limit, asked, unit, field in (
+        (queue.limit_compute_milli, compute_milli, "milli-GPU", "resources"),
+        (queue.limit_memory_mib, memory_mib, "MiB of device memory", "resources.gpu_memory_mib"),
+        (queue.limit_jobs, 1, "jobs", "queue"),
+    ):
+        if limit is not None and asked > limit:
+            return Refused(
+                code=Refusal.QUOTA_EXCEEDED,
+                field=field,
+                expected=f"at most {limit} {unit}, the limit of queue {queue.queue_id}",
+                found=f"{asked} {unit}" + (f" over {spec.replicas} replicas" if spec.replicas > 1 else ""),
+                hint="Ask for less, or ask the pool's operator for a higher limit: this could never run.",
+            )
+    return None
+
+
+def _dry_run(is_asked: bool) -> Refused | None:
+    return Refused(code=Refusal.NOT_SUPPORTED, field="dry_run", expected="false", found="true") if is_asked else None
+
+
+def _actor(asked: Asked) -> str:
+    """Who asked: the principal that the broker let in, then whom the publisher says it acted for."""
+    principal = "operator" if ev.is_operator(asked.tenant) else f"tenant:{asked.tenant}"
+    # What would not print could make the line read as another name.
+    said = "".join(char for char in asked.actor if char.isprintable())
+    return f"{principal} ({said})" if said else principal

@@ -1,0 +1,221 @@
+"""How a job goes on and how it ends: from its runs and the time to the next fact about it.
+
+::
+
+    queued ── deadline ─────────────────────────────► JobExpired
+    running ─ every run ended well, and released ───► JobSucceeded
+        │ ─── a run ended otherwise while others live ► JobStopping(GangBroken)
+        │ ─── deadline, time limit ─────────────────► JobStopping(Deadline, TimeLimit)
+    running, stopping ─ every run released or lost ─► JobCancelled | JobExpired | JobRequeued | JobFailed
+
+Looks at one job at a time, and answers no wishes: a cancellation comes in as JobStopping.
+"""
+
+from typing import Final
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import SPENDS_NO_RETRY, RunCause, StopCause
+from apportion.contracts.ids import replica_of_run
+from apportion.contracts.units import ms_from_ns, ns_from_s
+from apportion.pool.state import JobState, JobView, RunState, RunView
+
+ACTOR: Final = "service:admission"
+BACKOFF_S_MAX: Final = 300
+"""Longest pause between attempts, save where the job itself asks for more."""
+
+_LIVE: Final = frozenset({RunState.PLACED, RunState.STARTED})
+_SETTLED: Final = frozenset({RunState.RELEASED, RunState.LOST})
+_MOVES_AT_ONCE: Final = frozenset(
+    {RunCause.NODE_LOST, RunCause.PREEMPTED, RunCause.DRAINED, RunCause.GANG_BROKEN},
+)
+"""Free ends after which waiting helps nobody: what ended the run was told to the placer as well."""
+
+
+def is_settled(job: JobView) -> bool:
+    """True where nothing of the present attempt holds anything: every replica's run is released or lost."""
+    count = 0
+    for run in job.current_runs():
+        if run.state not in _SETTLED:
+            return False
+        count += 1
+    return count >= job.spec.replicas
+
+
+def has_live_runs(job: JobView) -> bool:
+    """True where a run of the present attempt is placed or started."""
+    return any(run.state in _LIVE for run in job.current_runs())
+
+
+def holds_nothing(job: JobView) -> bool:
+    """True where the job can end without anything being stopped."""
+    return all(run.state in _SETTLED for run in job.current_runs())
+
+
+def _failed(run: RunView) -> bool:
+    return run.state not in _LIVE and run.cause is not RunCause.SUCCESS
+
+
+def is_due_now(job: JobView) -> bool:
+    """True where the job's runs alone call for a fact, whatever the time."""
+    match job.state:
+        case JobState.RUNNING:
+            return is_settled(job) or (any(_failed(run) for run in job.current_runs()) and has_live_runs(job))
+        case JobState.STOPPING:
+            return is_settled(job)
+        case JobState.QUEUED | JobState.ENDED:
+            return False
+
+
+def next_instant(job: JobView) -> int:
+    """When the job calls for a fact unless something happens before; 0 for never."""
+    deadline_at = job.spec.deadline_at
+    match job.state:
+        case JobState.QUEUED:
+            return deadline_at
+        case JobState.RUNNING if has_live_runs(job):
+            limits = (deadline_at, _limit_at(job))
+            return min((at for at in limits if at), default=0)
+        case _:
+            return 0
+
+
+def _limit_at(job: JobView) -> int:
+    if not job.spec.time_limit_s or not job.first_started_at:
+        return 0
+    return job.first_started_at + ns_from_s(job.spec.time_limit_s)
+
+
+def next_fact(job: JobView, now: int, requested_at: int) -> ev.Fact | None:
+    """What follows for the job; None where it goes on as it does.
+
+    ``requested_at`` is when its wish was recorded.
+    """
+    deadline_at = job.spec.deadline_at
+    is_past_deadline = bool(deadline_at) and deadline_at <= now
+    match job.state:
+        case JobState.ENDED:
+            return None
+        case JobState.QUEUED:
+            return _expired(job) if is_past_deadline else None
+        case JobState.RUNNING:
+            if is_settled(job):
+                return _settled(job, now, requested_at)
+            if not has_live_runs(job):
+                return None  # all have ended: what is left is to release them
+            broken = _deciding(job)
+            if broken is not None:
+                return _stopping(job, StopCause.GANG_BROKEN, _said_of(broken), broken.last_event)
+            if is_past_deadline:
+                return _stopping(job, StopCause.DEADLINE, f"its deadline {deadline_at} passed", job.last_event)
+            limit_at = _limit_at(job)
+            if limit_at and limit_at <= now:
+                ran_s = (now - job.first_started_at) // 1_000_000_000
+                reason = f"ran for {ran_s} s, its limit is {job.spec.time_limit_s} s"
+                return _stopping(job, StopCause.TIME_LIMIT, reason, job.last_event)
+            return None
+        case JobState.STOPPING:
+            return _settled(job, now, requested_at) if is_settled(job) else None
+
+
+def _expired(job: JobView) -> ev.JobExpired:
+    return ev.JobExpired(job_id=job.job_id, deadline_at=job.spec.deadline_at, caused_by=job.last_event)
+
+
+def _stopping(job: JobView, cause: StopCause, reason: str, caused_by: str) -> ev.JobStopping:
+    return ev.JobStopping(
+        job_id=job.job_id, attempt=job.attempt, cause=cause, actor=ACTOR, reason=reason, caused_by=caused_by
+    )
+
+
+def _said_of(run: RunView) -> str:
+    how = ""
+    if run.exit_code is not None:
+        how = f" (exit code {run.exit_code})"
+    elif run.signal is not None:
+        how = f" (signal {run.signal})"
+    return f"replica {replica_of_run(run.run_id)} ended on {run.node_id}: {run.cause or RunCause.UNKNOWN}{how}"
+
+
+def _settled(job: JobView, now: int, requested_at: int) -> ev.Fact:
+    """What follows once nothing of the attempt is left."""
+    decider = _deciding(job)
+    if job.stop is StopCause.DEADLINE:
+        return _expired(job)  # whatever it did after its deadline came too late
+    if decider is None:
+        return _succeeded(job, requested_at)
+    if job.stop is StopCause.CANCELLED:
+        return ev.JobCancelled(
+            job_id=job.job_id, actor=job.stop_actor, reason=job.stop_reason, caused_by=decider.last_event
+        )
+    cause = decider.cause or RunCause.UNKNOWN
+    if job.stop is StopCause.TIME_LIMIT and cause not in SPENDS_NO_RETRY:
+        cause = RunCause.TIME_LIMIT
+    left = max(0, job.spec.retry_limit - job.retries_used)
+    is_free = cause in SPENDS_NO_RETRY
+    if not is_free and not (left and _may_retry(job, cause)):
+        return ev.JobFailed(
+            job_id=job.job_id,
+            attempts=job.attempt,
+            cause=cause,
+            exit_code=decider.exit_code,
+            signal=decider.signal,
+            run_id=decider.run_id,
+            caused_by=decider.last_event,
+        )
+    if job.spec.deadline_at and job.spec.deadline_at <= now:
+        return _expired(job)
+    pause_s = _pause_s(job, cause)
+    return ev.JobRequeued(
+        job_id=job.job_id,
+        attempt=job.attempt + 1,
+        cause=cause,
+        not_before_at=now + ns_from_s(pause_s) if pause_s else 0,
+        retries_left=left if is_free else left - 1,
+        caused_by=decider.last_event,
+    )
+
+
+def _may_retry(job: JobView, cause: RunCause) -> bool:
+    # Without a list, whatever went wrong is tried again, save the limit that the job set itself: it would only reach
+    # it once more.
+    return cause in job.spec.retry_on if job.spec.retry_on else cause is not RunCause.TIME_LIMIT
+
+
+def _pause_s(job: JobView, cause: RunCause) -> int:
+    """Seconds until the next attempt may be placed: doubled with each one of its sort."""
+    if cause in _MOVES_AT_ONCE:
+        return 0
+    base_s, times = job.spec.backoff_s, job.retries_used
+    if cause in SPENDS_NO_RETRY:
+        # Nothing bounds how often these happen, so even a job that asked for no pause gets one: a device whose slices
+        # can't be set would otherwise start and refuse it as fast as events travel.
+        base_s, times = max(1, base_s), job.attempt - 1 - job.retries_used
+    return min(max(BACKOFF_S_MAX, base_s), base_s << min(times, 20))
+
+
+def _deciding(job: JobView) -> RunView | None:
+    """The run whose end decides what the attempt came to; None where all that ended did so well.
+
+    What was nobody's fault goes first, since a lost node makes its neighbours' processes fail as well. A replica
+    that was stopped because its gang broke says nothing by itself, and comes last.
+    """
+    return min((run for run in job.current_runs() if _failed(run)), key=_weight, default=None)
+
+
+def _weight(run: RunView) -> tuple[int, int, int]:
+    cause = run.cause or RunCause.UNKNOWN
+    rank = 2 if cause is RunCause.GANG_BROKEN else int(cause not in SPENDS_NO_RETRY)
+    return rank, run.finished_at, replica_of_run(run.run_id)
+
+
+def _succeeded(job: JobView, requested_at: int) -> ev.JobSucceeded:
+    runs = sorted(job.current_runs(), key=lambda run: (run.finished_at, replica_of_run(run.run_id)))
+    last = runs[-1]
+    started_at = job.first_started_at or last.finished_at
+    return ev.JobSucceeded(
+        job_id=job.job_id,
+        attempts=job.attempt,
+        wait_ms=max(0, ms_from_ns(started_at - requested_at)),
+        run_ms=max(0, ms_from_ns(last.finished_at - started_at)),
+        caused_by=last.last_event,
+    )

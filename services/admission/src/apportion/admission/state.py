@@ -1,0 +1,473 @@
+"""What admission believes: the pool, the wishes that wait for an answer, and what was answered to whom.
+
+Each part follows from one stream alone, save the inbox, which is what both leave: wishes above the last answer. So the
+state is the same however the two streams interleave. Decides nothing.
+
+Kept for as long as the streams are: who asked what under which identity, and every job's name. A repeat gets the first
+answer however late it comes, which is what the broker's window of duplicates can't promise.
+"""
+
+import hashlib
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from apportion.admission.lifecycle import is_due_now, next_instant
+from apportion.admission.refusals import Refused
+from apportion.admission.validate import DEFAULT_SHARES, ShareDefaults
+from apportion.contracts import events as ev
+from apportion.contracts.causes import WorkloadKind
+from apportion.contracts.envelope import Entry, Stream, Undecodable
+from apportion.contracts.ids import ADMISSION, JobId, QueueId, RunId, TenantId, attempt_of_run, job_of_run
+from apportion.pool import state as pool_state
+from apportion.pool.state import JobState, JobView, Pool, RunState, run_of
+
+_MONITORS: Final = frozenset(kind.__name__ for kind in ev.WISHES if kind.ANSWERED_BY != ADMISSION)
+"""Types of wishes that another service answers, undecodable ones included."""
+
+Terminal = ev.JobSucceeded | ev.JobFailed | ev.JobCancelled | ev.JobExpired
+
+
+class Asked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A wish that waits for its answer: one of ``wish`` and ``undecodable`` is set."""
+
+    seq: int
+    recorded_at: int
+    event_id: str
+    tenant: TenantId
+    actor: str = ""
+    subject_type: str = ""
+    expires_at: int = 0
+    wish: ev.JobRequested | ev.JobCancelRequested | ev.QueueUpsertRequested | None = None
+    undecodable: Undecodable | None = None
+
+
+class Identity(Struct, frozen=True, array_like=True):
+    """What is kept of every job request: enough to know a repeat."""
+
+    recorded_at: int
+    digest: str
+    by_event: bytes
+    """Fingerprint of (tenant, source, id)."""
+    by_key: bytes = b""
+    """Fingerprint of (tenant, idempotency key); empty where none was given."""
+
+
+class Repeated(Struct, frozen=True, array_like=True):
+    """The answer to a repeat of an admitted request."""
+
+    job_id: JobId
+    first_wish: int
+
+
+class Late(Struct, frozen=True, array_like=True):
+    """A run's fact that came when the run's outcome no longer counted."""
+
+    run_id: RunId
+    event_id: str
+    why: str
+
+
+class Kept(Struct, kw_only=True):
+    """The state proper. Whatever else ``State`` holds, the inbox apart, can be computed from it."""
+
+    pool: Pool = msgspec.field(default_factory=Pool)
+    wishes_seq: int = 0
+    answered: int = 0
+    """Sequence of the last wish that admission answered."""
+    identities: dict[int, Identity] = {}
+    """Job requests by sequence, from the stream of wishes."""
+    admitted: dict[JobId, int] = {}
+    """Every job that ever was, with the wish that it answers."""
+    refused: dict[int, Refused] = {}
+    repeated: dict[int, Repeated] = {}
+    ended: dict[JobId, str] = {}
+    """How jobs ended: the name of the terminal fact."""
+    late: dict[int, Late] = {}
+    """Late facts by sequence, until they are stated as ignored."""
+    config: dict[str, int | str] = {}
+
+
+class Written(Struct, kw_only=True, array_like=True):
+    """A snapshot: what is kept, in an order of its own, since only text keys are written in order."""
+
+    pool: Pool
+    wishes_seq: int
+    answered: int
+    inbox: list[Asked]
+    identities: list[tuple[int, Identity]]
+    admitted: dict[JobId, int]
+    refused: list[tuple[int, Refused]]
+    repeated: list[tuple[int, Repeated]]
+    ended: dict[JobId, str]
+    late: list[tuple[int, Late]]
+    config: dict[str, int | str]
+
+
+class State:
+    """Admission's state: what is kept, and indexes over it. Change it only by ``evolve``."""
+
+    __slots__ = (
+        "_timers",
+        "due",
+        "first_by_identity",
+        "inbox",
+        "job_of_wish",
+        "kept",
+        "queues_of",
+        "shares",
+        "timer_of",
+        "wishes_per_round",
+    )
+
+    def __init__(self, kept: Kept, inbox: Iterable[Asked] = ()) -> None:
+        self.kept = kept
+        self.inbox: deque[Asked] = deque(inbox)
+        self.first_by_identity: dict[bytes, int] = {}
+        for seq in sorted(kept.identities):
+            self._index(seq, kept.identities[seq])
+        self.job_of_wish: dict[int, JobId] = {seq: job for job, seq in kept.admitted.items()}
+        self.queues_of: dict[TenantId, tuple[QueueId, ...]] = {}
+        self.due: set[JobId] = set()
+        """Jobs whose runs call for a fact, whatever the time."""
+        self.timer_of: dict[JobId, int] = {}
+        self._timers: list[tuple[int, JobId]] = []
+        """A heap over ``timer_of``; entries that the dict doesn't confirm are out of date."""
+        self.index_queues()
+        for job in kept.pool.jobs.values():
+            self.reconsider(job.job_id)
+        self.configure()
+
+    @property
+    def pool(self) -> Pool:
+        """The pool as facts describe it."""
+        return self.kept.pool
+
+    # ------------------------------------------------------------------------------------------- indexes
+
+    def _index(self, seq: int, identity: Identity) -> None:
+        self.first_by_identity.setdefault(identity.by_event, seq)
+        if identity.by_key:
+            self.first_by_identity.setdefault(identity.by_key, seq)
+
+    def index_queues(self) -> None:
+        """Recompute whose queues are which."""
+        queues: dict[TenantId, list[QueueId]] = {}
+        for queue_id in sorted(self.pool.queues):
+            for tenant in self.pool.queues[queue_id].tenants:
+                queues.setdefault(tenant, []).append(queue_id)
+        self.queues_of = {tenant: tuple(mine) for tenant, mine in queues.items()}
+
+    def configure(self) -> None:
+        """Take over the settings of the newest claim; what it doesn't name has its default."""
+        config = self.kept.config
+        self.wishes_per_round = _setting(config, "wishes_per_round", WISHES_PER_ROUND, 1, WISHES_PER_ROUND_MAX)
+        self.shares = {
+            kind: ShareDefaults(
+                compute_milli=_setting(config, f"default_compute_milli_{kind}", share.compute_milli, 1, 1000),
+                memory_mib=_setting(config, f"default_memory_mib_{kind}", share.memory_mib, 1, 2_147_483_647),
+            )
+            for kind, share in DEFAULT_SHARES.items()
+        }
+
+    def reconsider(self, job_id: JobId) -> None:
+        """Renew what the indexes say of a job."""
+        job = self.pool.jobs.get(job_id)
+        if job is not None and is_due_now(job):
+            self.due.add(job_id)
+        else:
+            self.due.discard(job_id)
+        at = 0 if job is None else next_instant(job)
+        if at == self.timer_of.get(job_id, 0):
+            return
+        if at:
+            self.timer_of[job_id] = at
+            heapq.heappush(self._timers, (at, job_id))
+        else:
+            del self.timer_of[job_id]
+        self._tidy_timers()
+
+    def _tidy_timers(self) -> None:
+        timers = self._timers
+        if len(timers) > 2 * len(self.timer_of) + 1000:
+            # Most limits are never reached: without this, entries of jobs long gone would stay until their hour.
+            self._timers = [(at, job_id) for job_id, at in self.timer_of.items()]
+            heapq.heapify(self._timers)
+            return
+        while timers and self.timer_of.get(timers[0][1]) != timers[0][0]:
+            heapq.heappop(timers)
+
+    def next_timer(self) -> int | None:
+        """The earliest instant at which a job calls for a fact; None where there is none."""
+        return self._timers[0][0] if self._timers else None
+
+    def timed_out(self, now: int) -> set[JobId]:
+        """Jobs whose instant has come. Costs what it returns, not what waits."""
+        found: set[JobId] = set()
+        timers = self._timers
+        open_ = [0] if timers else []
+        while open_:
+            index = open_.pop()
+            at, job_id = timers[index]
+            if at > now:
+                continue  # a heap: what is below comes later still
+            if self.timer_of.get(job_id) == at:
+                found.add(job_id)
+            open_.extend(child for child in (2 * index + 1, 2 * index + 2) if child < len(timers))
+        return found
+
+    # ------------------------------------------------------------------------------------------- folding
+
+    def fold_wish(self, entry: Entry) -> None:
+        """Keep a wish that is admission's to answer, and the identity of a job request."""
+        kept = self.kept
+        if entry.seq <= kept.wishes_seq:
+            return  # delivered twice
+        kept.wishes_seq = entry.seq
+        event = entry.event
+        tenant = entry.tenant or TenantId("")
+        if isinstance(event, ev.JobRequested):
+            identity = identity_of(entry, tenant, event)
+            kept.identities[entry.seq] = identity
+            self._index(entry.seq, identity)
+        if entry.seq <= kept.answered:
+            return
+        asked = _asked(entry, tenant)
+        if asked is not None:
+            self.inbox.append(asked)
+
+    def fold_fact(self, entry: Entry) -> None:
+        """Believe a fact: the pool's state, what was answered, and which jobs call for a fact now."""
+        pool = self.pool
+        if entry.seq <= pool.seq:
+            return  # delivered twice
+        event = entry.event
+        match event:
+            case ev.RunStarted() | ev.RunFinished() | ev.RunReleased():
+                why = why_late(self.kept, event)
+                pool_state.evolve(pool, entry)
+                if why:
+                    self.kept.late[entry.seq] = Late(event.run_id, entry.event_id, why)
+                self.reconsider(job_of_run(event.run_id))
+                return
+            case ev.NodeFenced():
+                node = pool.nodes.get(event.node_id)
+                jobs = set() if node is None else {job_of_run(run) for run in node.runs}
+                pool_state.evolve(pool, entry)
+                for job_id in sorted(jobs):
+                    self.reconsider(job_id)
+                return
+        pool_state.evolve(pool, entry)
+        self._fold_own(entry, event)
+
+    def _fold_own(self, entry: Entry, event: ev.Event | Undecodable) -> None:
+        kept = self.kept
+        match event:
+            case ev.JobAdmitted():
+                kept.admitted[event.job_id] = event.answers
+                self.job_of_wish[event.answers] = event.job_id
+                self._answered(event.answers)
+                self.reconsider(event.job_id)
+            case ev.JobRejected():
+                kept.refused[event.answers] = Refused(
+                    code=event.code,
+                    field=event.field,
+                    expected=event.expected,
+                    found=event.found,
+                    hint=event.message,
+                )
+                self._answered(event.answers)
+            case ev.JobDuplicate():
+                kept.repeated[event.answers] = Repeated(event.original_job_id, event.first_wish)
+                self._answered(event.answers)
+            case ev.WishRejected():
+                self._answered(event.answers)
+            case ev.QueueUpserted():
+                self.index_queues()
+                self._answered(event.answers)
+            case ev.JobCancelled() | ev.JobSucceeded() | ev.JobFailed() | ev.JobExpired():
+                kept.ended.setdefault(event.job_id, type(event).__name__)
+                self.reconsider(event.job_id)
+                if isinstance(event, ev.JobCancelled):
+                    self._answered(event.answers)
+            case ev.JobStopping():
+                self.reconsider(event.job_id)
+                self._answered(event.answers)
+            case ev.RunPlaced() | ev.JobRequeued():
+                self.reconsider(event.job_id)
+            case ev.LateFactIgnored():
+                kept.late.pop(event.fact_seq, None)
+            case ev.LeaseClaimed() if entry.author == ADMISSION:
+                kept.config = event.config
+                self.configure()
+            case _:
+                pass  # says nothing about answers or the ends of jobs
+
+    def _answered(self, seq: int) -> None:
+        if seq <= self.kept.answered:
+            return
+        self.kept.answered = seq
+        while self.inbox and self.inbox[0].seq <= seq:
+            self.inbox.popleft()
+
+
+WISHES_PER_ROUND: Final = 300
+"""Wishes answered by one decision; more would make the first of them wait for the last."""
+WISHES_PER_ROUND_MAX: Final = 400
+"""Each wish takes two facts at most, and a batch holds a thousand."""
+CONFIG_NAMES: Final = (
+    "wishes_per_round",
+    *(f"default_compute_milli_{kind}" for kind in WorkloadKind),
+    *(f"default_memory_mib_{kind}" for kind in WorkloadKind),
+)
+"""Settings that decisions depend on; they come with the lease's claim."""
+
+
+def _setting(config: dict[str, int | str], name: str, default: int, least: int, most: int) -> int:
+    value = config.get(name, default)
+    return min(max(value, least), most) if isinstance(value, int) else default
+
+
+def _asked(entry: Entry, tenant: TenantId) -> Asked | None:
+    """The wish as it waits; None where it isn't admission's to answer."""
+    event = entry.event
+    wish: ev.JobRequested | ev.JobCancelRequested | ev.QueueUpsertRequested | None = None
+    undecodable: Undecodable | None = None
+    match event:
+        case ev.JobRequested() | ev.JobCancelRequested() | ev.QueueUpsertRequested():
+            wish = event
+        case Undecodable() if entry.subject_type not in _MONITORS:
+            undecodable = event
+        case _:
+            return None
+    return Asked(
+        seq=entry.seq,
+        recorded_at=entry.recorded_at,
+        event_id=entry.event_id,
+        tenant=tenant,
+        actor=entry.actor,
+        subject_type=entry.subject_type,
+        expires_at=entry.expires_at,
+        wish=wish,
+        undecodable=undecodable,
+    )
+
+
+def identity_of(entry: Entry, tenant: TenantId, request: ev.JobRequested) -> Identity:
+    """By what a repeat of the request would be known."""
+    key = request.idempotency_key
+    return Identity(
+        entry.recorded_at,
+        entry.digest,
+        _fingerprint("event", tenant, entry.source, entry.event_id),
+        b"" if key is None else _fingerprint("key", tenant, key),
+    )
+
+
+def _fingerprint(*parts: str) -> bytes:
+    # Sixteen bytes stand for texts of any length: a stranger's long source must not cost us memory for ever. Each part
+    # goes in behind its length, so that no two lists of parts read the same.
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(4, "big"))
+        digest.update(data)
+    return digest.digest()
+
+
+def why_late(kept: Kept, event: ev.RunStarted | ev.RunFinished | ev.RunReleased) -> str:
+    """Why a run's fact doesn't count; empty where it does. Asked before the fact is folded."""
+    run = run_of(kept.pool, event.run_id)
+    job_id = job_of_run(event.run_id)
+    job = kept.pool.jobs.get(job_id)
+    if run is None or job is None or job.state is JobState.ENDED:
+        end = kept.ended.get(job_id)
+        if end is not None:
+            return f"job {job_id} had ended: {end}"
+        if job is None:
+            return f"job {job_id} is not known"
+        attempt = attempt_of_run(event.run_id)
+        if attempt == job.attempt:
+            return f"the run was not placed: attempt {attempt} of job {job_id} waits"
+        return f"attempt {attempt} of job {job_id} is over, attempt {job.attempt} counts"
+    if run.state is RunState.LOST:
+        return f"node {run.node_id} was fenced, and the run with it"
+    if run.state is RunState.RELEASED:
+        return "the run was released before"
+    if isinstance(event, ev.RunFinished) and run.state is RunState.FINISHED:
+        return f"the run had finished before: {run.cause}"
+    if isinstance(event, ev.RunStarted) and run.state is not RunState.PLACED:
+        return f"the run was {run.state} before"
+    return ""
+
+
+def initial() -> State:
+    """The state before the first entry."""
+    return State(Kept())
+
+
+def evolve(state: State, entry: Entry) -> State:
+    """The state after an entry of either stream, changed in place. Folding one twice changes nothing."""
+    if entry.stream is Stream.WISHES:
+        state.fold_wish(entry)
+    else:
+        state.fold_fact(entry)
+    return state
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
+_DECODER: Final = msgspec.msgpack.Decoder(Written)
+
+
+def snapshot(state: State) -> bytes:
+    """The state as bytes: equal states, equal bytes."""
+    kept = state.kept
+    return _ENCODER.encode(
+        Written(
+            pool=kept.pool,
+            wishes_seq=kept.wishes_seq,
+            answered=kept.answered,
+            inbox=list(state.inbox),
+            identities=sorted(kept.identities.items(), key=itemgetter(0)),
+            admitted=kept.admitted,
+            refused=sorted(kept.refused.items(), key=itemgetter(0)),
+            repeated=sorted(kept.repeated.items(), key=itemgetter(0)),
+            ended=kept.ended,
+            late=sorted(kept.late.items(), key=itemgetter(0)),
+            config=kept.config,
+        )
+    )
+
+
+def restore(data: bytes) -> State:
+    """The state from ``snapshot``'s bytes, its indexes computed anew."""
+    written = _DECODER.decode(data)
+    kept = Kept(
+        pool=written.pool,
+        wishes_seq=written.wishes_seq,
+        answered=written.answered,
+        identities=dict(written.identities),
+        admitted=written.admitted,
+        refused=dict(written.refused),
+        repeated=dict(written.repeated),
+        ended=written.ended,
+        late=dict(written.late),
+        config=written.config,
+    )
+    return State(kept, written.inbox)
+
+
+def position(state: State) -> tuple[int, int]:
+    """Sequences of the last fact and the last wish folded."""
+    return state.pool.seq, state.kept.wishes_seq
+
+
+def job_of(state: State, job_id: JobId) -> JobView | None:
+    """The job, where it has not ended."""
+    job = state.pool.jobs.get(job_id)
+    return None if job is None or job.state is JobState.ENDED else job

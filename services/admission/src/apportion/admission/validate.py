@@ -1,0 +1,303 @@
+"""The rules of one job request by itself: what its fields mean together, and every default filled in.
+
+Knows nothing of tenants, queues or other jobs; types, ranges and grammars were checked when the request was decoded.
+A field that placer and agents can't honour yet is refused by name: silently ignoring it would change what was asked.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from apportion.admission.refusals import Refused, bounded
+from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, WorkloadKind
+from apportion.contracts.codec import instant_from_timestamp
+from apportion.contracts.events import DeviceChoice, JobRequested, JobSpec
+from apportion.contracts.ids import QueueId
+from apportion.contracts.units import MILLI_PER_DEVICE
+
+INSTANT_MAX: Final = 9_223_372_036_854_775_807
+
+RESERVED_ENV: Final = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "LD_AUDIT", "LD_PRELOAD")
+"""Names with which a process could leave its slice, or look as if it had."""
+RESERVED_ENV_PREFIXES: Final = ("APPORTION_", "CUDA_MPS_", "NVIDIA_")
+
+SERVICE_CLASSES: Final[Mapping[WorkloadKind, ServiceClass]] = {
+    WorkloadKind.TRAINING: ServiceClass.STANDARD,
+    WorkloadKind.INFERENCE: ServiceClass.ONLINE,
+    WorkloadKind.BATCH: ServiceClass.BATCH,
+    WorkloadKind.INTERACTIVE: ServiceClass.STANDARD,
+    WorkloadKind.HPC: ServiceClass.STANDARD,
+}
+MODES_SUPPORTED: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE)
+NO_RETRY_CAUSES: Final = (RunCause.SUCCESS, RunCause.CANCELLED)
+"""Ends after which nobody can want another attempt."""
+GRACE_S_DEFAULT: Final = 10
+
+
+class ShareDefaults(Struct, frozen=True):
+    """What a share of a device is, where the request says only half of it."""
+
+    compute_milli: int
+    memory_mib: int
+
+
+DEFAULT_SHARES: Final[Mapping[WorkloadKind, ShareDefaults]] = {
+    WorkloadKind.TRAINING: ShareDefaults(compute_milli=800, memory_mib=32_768),
+    WorkloadKind.INFERENCE: ShareDefaults(compute_milli=200, memory_mib=4_096),
+    WorkloadKind.BATCH: ShareDefaults(compute_milli=800, memory_mib=32_768),
+    WorkloadKind.INTERACTIVE: ShareDefaults(compute_milli=200, memory_mib=4_096),
+    WorkloadKind.HPC: ShareDefaults(compute_milli=800, memory_mib=32_768),
+}
+
+
+def job_spec(
+    request: JobRequested, now: int, defaults: Mapping[WorkloadKind, ShareDefaults] = DEFAULT_SHARES
+) -> JobSpec | Refused:
+    """The request with every default filled in, or the first reason why it can't be honoured."""
+    for refused in (_unsupported(request), _workload(request), _resources(request), _retry(request)):
+        if refused is not None:
+            return refused
+    not_before_at, deadline_at = (_instant(request.not_before, "not_before"), _instant(request.deadline, "deadline"))
+    if isinstance(not_before_at, Refused):
+        return not_before_at
+    if isinstance(deadline_at, Refused):
+        return deadline_at
+    if deadline_at and deadline_at <= now:
+        return Refused(
+            code=Refusal.EXPIRED,
+            field="deadline",
+            expected="an instant that is still to come",
+            found=request.deadline or "",
+            hint="Ask with a later deadline, or without one.",
+        )
+    if deadline_at and not_before_at >= deadline_at:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="not_before",
+            expected=f"an instant before the deadline, {request.deadline}",
+            found=request.not_before or "",
+            hint="Let the job start before it has to be done.",
+        )
+    devices, compute_milli, memory_mib, mode = _share(request, defaults)
+    service_class = request.service_class or SERVICE_CLASSES[request.workload.kind]
+    resources = request.resources
+    return JobSpec(
+        queue=QueueId(request.queue),
+        kind=request.workload.kind,
+        command=request.workload.command,
+        env=request.workload.env,
+        service_class=service_class,
+        priority=500 if request.priority is None else request.priority,
+        preemptible=service_class is not ServiceClass.ONLINE if request.preemptible is None else request.preemptible,
+        replicas=request.gang.size,
+        devices=devices,
+        compute_milli=compute_milli,
+        memory_mib=memory_mib,
+        mode=mode,
+        models=() if resources.device is None else resources.device.models,
+        cpu_milli=resources.cpu_milli or 0,
+        host_memory_mib=resources.memory_mib or 0,
+        time_limit_s=request.time_limit_s or 0,
+        not_before_at=not_before_at,
+        deadline_at=deadline_at,
+        retry_limit=request.retry.limit,
+        retry_on=request.retry.on,
+        backoff_s=request.retry.backoff_s,
+        grace_s=GRACE_S_DEFAULT if request.grace_s is None else request.grace_s,
+        min_runtime_s=request.min_runtime_s or 0,
+        max_wait_s=request.max_wait_s or 0,
+        labels=request.labels,
+    )
+
+
+def _unsupported(request: JobRequested) -> Refused | None:
+    for field, found in _asked_and_unsupported(request):
+        return Refused(
+            code=Refusal.NOT_SUPPORTED, field=field, expected=_INSTEAD.get(field, "nothing"), found=bounded(found)
+        )
+    return None
+
+
+_INSTEAD: Final[Mapping[str, str]] = {
+    "workload.image": "workload.command, a program that the nodes have",
+    "resources.mode": "exclusive, mps or timeslice",
+    "resources.device.kind": "gpu or cpu",
+    "resources.device.vendor": "nvidia",
+    "gang.min": "the gang's size, or nothing",
+}
+
+
+def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
+    """Fields that ask for something which nobody can give yet. A zero, ``none`` or ``false`` asks for nothing."""
+    workload, resources, gang, retry = request.workload, request.resources, request.gang, request.retry
+    if request.dry_run:
+        yield "dry_run", "true"
+    if workload.image is not None:
+        yield "workload.image", workload.image
+    if workload.mounts:
+        yield "workload.mounts", f"{len(workload.mounts)} mounts"
+    if resources.mode is Mode.MIG:
+        yield "resources.mode", "mig"
+    if resources.mig_profile is not None:
+        yield "resources.mig_profile", resources.mig_profile
+    if resources.disk_mib:
+        yield "resources.disk_mib", str(resources.disk_mib)
+    if resources.encoders:
+        yield "resources.encoders", str(resources.encoders)
+    if resources.pcie_mbps:
+        yield "resources.pcie_mbps", str(resources.pcie_mbps)
+    if resources.numa not in {None, "none"}:
+        yield "resources.numa", str(resources.numa)
+    if resources.cpu_bind:
+        yield "resources.cpu_bind", "true"
+    if resources.device is not None:
+        yield from _device_unsupported(resources.device)
+    if gang.min is not None and gang.min < gang.size:
+        yield "gang.min", str(gang.min)
+    if gang.topology_key is not None:
+        yield "gang.topology_key", gang.topology_key
+    if gang.required:
+        yield "gang.required", "true"
+    if retry.avoid_same_node:
+        yield "retry.avoid_same_node", "true"
+    if retry.memory_factor_pct is not None and retry.memory_factor_pct > 100:
+        yield "retry.memory_factor_pct", str(retry.memory_factor_pct)
+    if request.job_set is not None:
+        yield "job_set", request.job_set
+
+
+def _device_unsupported(device: DeviceChoice) -> Iterator[tuple[str, str]]:
+    if device.kind not in {"gpu", "cpu"}:
+        yield "resources.device.kind", device.kind
+    if device.vendor not in {None, "nvidia"}:
+        yield "resources.device.vendor", str(device.vendor)
+    if device.min_arch is not None:
+        yield "resources.device.min_arch", device.min_arch
+    if device.min_compute_capability is not None:
+        yield "resources.device.min_compute_capability", device.min_compute_capability
+
+
+def _workload(request: JobRequested) -> Refused | None:
+    command = request.workload.command
+    if not command:
+        return Refused(
+            code=Refusal.FIELD_MISSING,
+            field="workload.command",
+            expected="the program and its arguments, as an array of strings",
+            found="nothing",
+        )
+    if not command[0]:
+        return Refused(
+            code=Refusal.FIELD_INVALID, field="workload.command[0]", expected="a program", found="an empty string"
+        )
+    for name in request.workload.env:
+        if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
+            return Refused(
+                code=Refusal.FIELD_INVALID,
+                field=f"workload.env.{name}",
+                expected="a name that the node does not set itself",
+                found=name,
+                hint="Leave it out: the node sets what confines the job to its slice.",
+            )
+    return None
+
+
+def _resources(request: JobRequested) -> Refused | None:
+    resources = request.resources
+    is_cpu_only = resources.device is not None and resources.device.kind == "cpu"
+    shares = (resources.gpu, resources.gpu_milli, resources.gpu_memory_mib)
+    if is_cpu_only:
+        if any(share is not None for share in shares) or resources.mode is not None:
+            return Refused(
+                code=Refusal.FIELD_CONFLICT,
+                field="resources.device.kind",
+                expected="gpu, since a share of a GPU is asked",
+                found="cpu",
+            )
+        if not resources.cpu_milli:
+            return Refused(
+                code=Refusal.FIELD_MISSING,
+                field="resources.cpu_milli",
+                expected="at least 1, for a job without a device",
+                found=str(resources.cpu_milli or "nothing"),
+            )
+        return None
+    if all(share is None for share in shares):
+        return Refused(
+            code=Refusal.FIELD_MISSING,
+            field="resources.gpu",
+            expected="one of resources.gpu, resources.gpu_milli and resources.gpu_memory_mib",
+            found="none of them",
+            hint="Say how many devices or which share of one; a job without any says resources.device.kind: cpu.",
+        )
+    if resources.gpu is not None and resources.gpu > 1 and resources.gpu_milli is not None:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="resources.gpu_milli",
+            expected="nothing beside gpu above 1",
+            found=f"gpu {resources.gpu} and gpu_milli {resources.gpu_milli}",
+            hint="A share is of one device: ask for whole devices, or make the job a gang of shares.",
+        )
+    if resources.mode is Mode.EXCLUSIVE and (resources.gpu_milli or MILLI_PER_DEVICE) < MILLI_PER_DEVICE:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="resources.mode",
+            expected="mps or timeslice beside gpu_milli below 1000",
+            found=f"exclusive and gpu_milli {resources.gpu_milli}",
+            hint="An exclusive device is a whole one: ask for gpu 1, or let the mode out.",
+        )
+    return None
+
+
+def _retry(request: JobRequested) -> Refused | None:
+    for index, cause in enumerate(request.retry.on):
+        if cause in NO_RETRY_CAUSES:
+            return Refused(
+                code=Refusal.FIELD_INVALID,
+                field=f"retry.on[{index}]",
+                expected="a cause of failure",
+                found=str(cause),
+            )
+    if request.gang.min is not None and request.gang.min > request.gang.size:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="gang.min",
+            expected=f"at most the gang's size, {request.gang.size}",
+            found=str(request.gang.min),
+        )
+    return None
+
+
+def _instant(text: str | None, field: str) -> int | Refused:
+    if text is None:
+        return 0
+    try:
+        instant = instant_from_timestamp(text)
+    except (ValueError, OverflowError):
+        instant = -1
+    if not 0 <= instant <= INSTANT_MAX:
+        return Refused(
+            code=Refusal.FIELD_INVALID,
+            field=field,
+            expected="an instant in RFC 3339 between 1970 and 2262, such as 2026-09-01T12:00:00Z",
+            found=text,
+        )
+    return instant
+
+
+def _share(request: JobRequested, defaults: Mapping[WorkloadKind, ShareDefaults]) -> tuple[int, int, int, Mode | None]:
+    """Devices per replica, milli-GPU and MiB of each (0 MiB: all of it), and the mode."""
+    resources = request.resources
+    gpu, milli, memory_mib = resources.gpu, resources.gpu_milli, resources.gpu_memory_mib
+    if gpu is None and milli is None and memory_mib is None:
+        return 0, 0, 0, None
+    by_kind = defaults[request.workload.kind]
+    if milli is None and gpu is None:
+        milli = by_kind.compute_milli
+        if resources.mode is Mode.EXCLUSIVE:
+            milli = MILLI_PER_DEVICE
+    if milli is None or (milli == MILLI_PER_DEVICE and memory_mib is None):
+        # Whole devices: nobody shares them unless the job says that it would.
+        return gpu or 1, MILLI_PER_DEVICE, memory_mib or 0, resources.mode or Mode.EXCLUSIVE
+    return 1, milli, by_kind.memory_mib if memory_mib is None else memory_mib, resources.mode
