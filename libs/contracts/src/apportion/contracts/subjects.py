@@ -22,6 +22,7 @@ from apportion.contracts import events as ev
 from apportion.contracts.ids import ADMISSION, MONITOR, PLACER, Author, JobId, NodeId, PoolId, RunId, TenantId
 
 ROOT: Final = "apportion.v1"
+_PREFIX: Final = ROOT + "."
 
 
 class SubjectInvalid(ValueError):
@@ -68,7 +69,7 @@ def tenant_and_type_of_wish(subject: str) -> tuple[TenantId, str]:
     ('acme', 'JobRequested')
     """
     parts = subject.split(".")
-    if len(parts) < 5 or parts[3] != "wish":
+    if len(parts) < 5 or parts[3] != "wish" or not subject.startswith(_PREFIX):
         raise SubjectInvalid(subject)
     return TenantId(parts[4]), ".".join(parts[5:])
 
@@ -144,7 +145,7 @@ def author_of_fact(subject: str) -> Author:
     'agent-node-1'
     """
     parts = subject.split(".", 5)
-    if len(parts) < 5 or parts[3] not in {"fact", "lease"}:
+    if len(parts) < 5 or parts[3] not in {"fact", "lease"} or not subject.startswith(_PREFIX):
         raise SubjectInvalid(subject)
     return Author(parts[4])
 

@@ -1,0 +1,1 @@
+"""Rules about the contract: golden bytes, subjects, hostile messages."""

@@ -1,0 +1,98 @@
+"""One example of every released event, and the bytes it had when it was released.
+
+``python -m tests.contract.golden`` writes the bytes of types that have none yet; it never rewrites one.
+"""
+
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from apportion.contracts.codec import encode_body
+from apportion.contracts.events import FACTS, WISHES, Event, type_name
+
+GOLDEN = Path(__file__).with_name("golden")
+
+_TEXT = {
+    "job_id": "acme/train-7",
+    "original_job_id": "acme/train-7",
+    "run_id": "acme/train-7/0/1",
+    "runs": "acme/train-7/0/1",
+    "node_id": "node-1",
+    "device_uuid": "GPU-0a1b",
+    "devices": "GPU-0a1b",
+    "uuid": "GPU-0a1b",
+    "tenant": "acme",
+    "queue": "main",
+    "image": "registry/team/train:1.2",
+    "mig_profile": "1g.10gb",
+    "min_compute_capability": "8.0",
+    "numa": "strict",
+    "external_uri": "https://example.org/jobs/7",
+    "not_before": "2026-09-01T12:00:00Z",
+    "deadline": "2026-09-02T12:00:00.5+02:00",
+    "kind": "gpu",
+    "actor": "user:alice",
+}
+
+
+def example(kind: type[Event]) -> Event:
+    """An event with every field set to something valid that is not its default."""
+    values = {field.name: _value(field.name, field.type) for field in _fields(kind)}
+    if "Requested" in kind.__name__:
+        values["job_id" if "job_id" in values else next(iter(values))] = (
+            "train-7" if "job_id" in values else values[next(iter(values))]
+        )
+    return msgspec.convert(values, kind)
+
+
+def _fields(kind: Any) -> tuple[Any, ...]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return info.fields
+
+
+def _value(name: str, info: Any) -> Any:
+    match info:
+        case inspect.UnionType(types=types):
+            return _value(name, next(t for t in types if not isinstance(t, inspect.NoneType)))
+        case inspect.IntType():
+            low = info.ge if info.ge is not None else 0
+            high = info.le if info.le is not None else 1_000_000
+            return max(low, min(high, 100 + sum(map(ord, name)) % 800))
+        case inspect.BoolType():
+            return True
+        case inspect.StrType():
+            return _TEXT.get(name, name.replace("_", "-")[:60])
+        case inspect.EnumType(cls=cls):
+            members: list[Enum] = list(cls)
+            return members[-1].value
+        case inspect.VarTupleType(item_type=item):
+            return [_value(name, item)]
+        case inspect.DictType(value_type=value):
+            return {"LEVEL" if name == "env" else "level": _value("value", value)}
+        case inspect.StructType(cls=cls):
+            return {field.name: _value(field.name, field.type) for field in _fields(cls)}
+        case _:
+            raise AssertionError(f"no example for {name}: {info}")
+
+
+def path_of(kind: type[Event]) -> Path:
+    """Where the type's golden bytes are."""
+    return GOLDEN / f"{type_name(kind)}.json"
+
+
+def main() -> None:
+    """Write what is missing."""
+    GOLDEN.mkdir(exist_ok=True)
+    for kind in (*WISHES, *FACTS):
+        path = path_of(kind)
+        if not path.exists():
+            path.write_bytes(encode_body(example(kind)))
+            print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()

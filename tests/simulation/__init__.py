@@ -1,0 +1,1 @@
+"""All cores in one simulated world."""

@@ -1,0 +1,240 @@
+"""What must hold at every step, and what must hold once faults stop.
+
+Written without the pool's fold and without any core: a rule checked by the code that it judges would prove nothing.
+"""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import Mode
+from apportion.contracts.envelope import Basis, Entry, Stream, Undecodable
+from apportion.contracts.ids import (
+    ADMISSION,
+    MONITOR,
+    PLACER,
+    Author,
+    DeviceUuid,
+    JobId,
+    NodeId,
+    QueueId,
+    RunId,
+    attempt_of_run,
+    job_of_run,
+    node_of_author,
+)
+
+
+class Violation(AssertionError):
+    """A rule was broken; the seed repeats it."""
+
+
+def must(holds: bool, rule: str, *what: object) -> None:
+    """Raise where the rule is broken."""
+    if not holds:
+        raise Violation(f"{rule}: {' '.join(str(w) for w in what)}")
+
+
+class Checker:
+    """An independent ledger of who holds what, kept from the messages alone."""
+
+    def __init__(self) -> None:
+        self.world: Any = None
+        self.events = 0
+        self.epochs: dict[NodeId, int] = {}
+        self.registered: dict[NodeId, int] = {}
+        self.closed: set[NodeId] = set()
+        """Nodes that were fenced and have not registered again."""
+        self.devices: dict[DeviceUuid, ev.Device] = {}
+        self.held: dict[DeviceUuid, dict[RunId, ev.Slice]] = {}
+        self.holding: dict[RunId, ev.RunPlaced] = {}
+        self.placed: dict[RunId, ev.RunPlaced] = {}
+        self.void: set[RunId] = set()
+        self.processes: Counter[RunId] = Counter()
+        self.stated: Counter[tuple[str, RunId]] = Counter()
+        self.admitted: dict[JobId, ev.JobAdmitted] = {}
+        self.terminal: dict[JobId, str] = {}
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self.wishes: dict[int, Entry] = {}
+        self.limits: dict[QueueId, ev.QueueUpserted] = {}
+        self.cores: dict[Author, list[int]] = {}
+        self.last_author_claim: dict[Author, int] = {}
+
+    # At every step
+
+    def stored(self, entry: Entry) -> None:
+        """One more message in a stream."""
+        self.events += 1
+        if entry.stream is Stream.WISHES:
+            self.wishes[entry.seq] = entry
+            return
+        event = entry.event
+        must(not isinstance(event, Undecodable), "facts decode", event)
+        answers = getattr(event, "answers", 0)
+        if answers:
+            self.answers[str(entry.author), answers] += 1
+            must(self.answers[str(entry.author), answers] == 1, "a wish is answered once", answers, event)
+        match event:
+            case ev.NodeRegistered():
+                must(node_of_author(entry.author or Author("")) == event.node_id, "an agent registers its own node")
+                self.epochs.setdefault(event.node_id, event.epoch)
+                if event.epoch == self.epochs[event.node_id]:
+                    self.closed.discard(event.node_id)
+                for device in event.devices:
+                    self.devices[device.uuid] = device
+            case ev.NodeFenced():
+                must(event.epoch == self.epochs[event.node_id] + 1, "epochs grow by one", event)
+                self.epochs[event.node_id] = event.epoch
+                self.closed.add(event.node_id)
+                for run_id in [r for r, p in self.holding.items() if p.node_id == event.node_id]:
+                    self._free(run_id)
+            case ev.RunPlaced():
+                self._placed(event)
+            case ev.RunReleased():
+                self._once("released", event.run_id)
+                self._free(event.run_id)
+            case ev.RunStarted():
+                self._once("started", event.run_id)
+                must(event.run_id in self.placed, "nothing starts unplaced", event)
+                must(self.processes[event.run_id] == 1, "a stated start is a process", event)
+            case ev.RunFinished():
+                self._once("finished", event.run_id)
+            case ev.JobAdmitted():
+                must(event.job_id not in self.admitted, "a job is admitted once", event.job_id)
+                self.admitted[event.job_id] = event
+            case ev.JobSucceeded() | ev.JobFailed() | ev.JobCancelled() | ev.JobExpired():
+                must(event.job_id in self.admitted, "only admitted jobs end", event.job_id)
+                must(event.job_id not in self.terminal, "a job is terminal once", event.job_id)
+                self.terminal[event.job_id] = type(event).__name__
+            case ev.QueueUpserted():
+                self.limits[event.queue] = event
+            case _:
+                pass
+
+    def _once(self, what: str, run_id: RunId) -> None:
+        self.stated[what, run_id] += 1
+        must(self.stated[what, run_id] == 1, f"a run is {what} once", run_id)
+
+    def _placed(self, event: ev.RunPlaced) -> None:
+        must(event.run_id not in self.placed, "a run is placed once", event.run_id)
+        must(event.job_id in self.admitted, "only admitted jobs are placed", event.job_id)
+        self.placed[event.run_id] = event
+        if event.node_epoch != self.epochs.get(event.node_id):
+            # Stored after a fencing that the placer had not seen: it holds nothing, and must never start.
+            self.void.add(event.run_id)
+            return
+        must(event.node_id not in self.closed, "nothing is placed on a fenced node", event.run_id, event.node_id)
+        self.holding[event.run_id] = event
+        for piece in event.slices:
+            held = self.held.setdefault(piece.device_uuid, {})
+            held[event.run_id] = piece
+            device = self.devices[piece.device_uuid]
+            compute = sum(s.compute_milli for s in held.values())
+            memory = sum(s.memory_mib for s in held.values())
+            must(compute <= device.compute_milli, "compute is never over-allocated", piece.device_uuid, compute)
+            must(memory <= device.memory_mib, "memory is never over-allocated", piece.device_uuid, memory)
+            modes = {s.mode for s in held.values()}
+            must(len(modes) == 1, "one mode a device", piece.device_uuid, modes)
+            must(modes != {Mode.EXCLUSIVE} or len(held) == 1, "exclusive is alone", piece.device_uuid)
+
+    def _free(self, run_id: RunId) -> None:
+        placed = self.holding.pop(run_id, None)
+        if placed is not None:
+            for piece in placed.slices:
+                self.held[piece.device_uuid].pop(run_id, None)
+
+    def batch_stored(self, entries: list[Entry]) -> None:
+        """One atomic batch: gangs are whole in it, and queues are within their limits after it."""
+        placed = [e.event for e in entries if isinstance(e.event, ev.RunPlaced)]
+        if not placed:
+            return
+        attempts = Counter((p.job_id, attempt_of_run(p.run_id)) for p in placed)
+        for (job_id, attempt), count in attempts.items():
+            wanted = self.admitted[job_id].spec.replicas
+            must(count == wanted, "a gang is placed whole", job_id, attempt, f"{count} of {wanted}")
+            must(job_id not in self.terminal, "nothing is placed after the end", job_id)
+        for queue, limits in self.limits.items():
+            runs = [p for p in self.holding.values() if self.admitted[p.job_id].spec.queue == queue]
+            if limits.limit_compute_milli is not None:
+                used = sum(s.compute_milli for p in runs for s in p.slices)
+                must(used <= limits.limit_compute_milli, "no queue above its limit", queue, used)
+
+    def started(self, run_id: RunId, node_id: NodeId) -> None:
+        """A machine began to start the run's process."""
+        self.processes[run_id] += 1
+        must(self.processes[run_id] == 1, "a run starts at most once", run_id)
+        must(run_id in self.placed, "nothing starts unplaced", run_id)
+        must(self.placed[run_id].node_id == node_id, "a run starts where it was placed", run_id, node_id)
+        must(run_id not in self.void, "a placement that a fencing overtook never starts", run_id)
+
+    # Once faults stop
+
+    def at_rest(self) -> None:
+        """Everything that was asked has its answer and its end, and nothing is held."""
+        for seq, entry in self.wishes.items():
+            event = entry.event
+            author = event.ANSWERED_BY if isinstance(event, ev.Wish) else None
+            if author is None:
+                author = MONITOR if entry.subject_type.startswith("Node") else ADMISSION
+            must(self.answers[str(author), seq] == 1, "every wish has one answer", seq, event)
+        for job_id in self.admitted:
+            must(job_id in self.terminal, "every feasible job ends", job_id)
+        must(not self.holding, "nothing is held at rest", list(self.holding)[:5])
+        world = self.world
+        for machine in world.machines:
+            running = [p.run_id for p in machine.processes.values() if p.is_running]
+            must(not running, "no process outlives its job", machine.node_id, running)
+
+    def replay(self, author: Author, core: Any) -> tuple[int, Any]:
+        """Fold the streams anew and make every decision again; the number made, and the state at the end."""
+        streams = self.world.bus.streams
+        facts = [s.entry for s in streams[Stream.FACTS]]
+        wishes = [s.entry for s in streams[Stream.WISHES]]
+        state = core.initial()
+        folded = {Stream.FACTS: 0, Stream.WISHES: 0}
+        decisions = 0
+        index = 0
+        while index < len(facts):
+            entry = facts[index]
+            if entry.author != author or entry.basis is None:
+                index += 1
+                continue
+            batch = [entry]
+            while index + len(batch) < len(facts) and _same(facts[index + len(batch)], entry):
+                batch.append(facts[index + len(batch)])
+            state = _fold_to(core, state, facts, wishes, folded, entry.basis)
+            again = list(core.decide(state, entry.basis.decided_at))
+            recorded = [e.event for e in batch]
+            must(again == recorded, f"{author} decides the same again at fact {entry.seq}", _first(again, recorded))
+            decisions += 1
+            index += len(batch)
+        end = Basis(facts=len(facts), wishes=len(wishes) if author != PLACER else 0, decided_at=0, policy="")
+        return decisions, _fold_to(core, state, facts, wishes, folded, end)
+
+
+def _same(a: Entry, b: Entry) -> bool:
+    return a.author == b.author and a.basis == b.basis
+
+
+def _fold_to(
+    core: Any, state: Any, facts: list[Entry], wishes: list[Entry], folded: dict[Stream, int], basis: Basis
+) -> Any:
+    for entry in facts[folded[Stream.FACTS] : basis.facts]:
+        state = core.evolve(state, entry)
+    for entry in wishes[folded[Stream.WISHES] : basis.wishes]:
+        state = core.evolve(state, entry)
+    folded[Stream.FACTS] = max(folded[Stream.FACTS], basis.facts)
+    folded[Stream.WISHES] = max(folded[Stream.WISHES], basis.wishes)
+    return state
+
+
+def _first(again: list[ev.Fact], recorded: list[Any]) -> str:
+    for position, (a, b) in enumerate(zip(again, recorded, strict=False)):
+        if a != b:
+            return f"event {position}: again {msgspec.json.encode(a)!r}, recorded {msgspec.json.encode(b)!r}"
+    return f"{len(again)} events again, {len(recorded)} recorded"
+
+
+__all__ = ["Checker", "Violation", "job_of_run", "must"]

@@ -1,0 +1,154 @@
+"""One seed, one run: ``python -m tests.simulation.run --seed 7 --events 200000``.
+
+Runs seeds from the given one on until that many events were simulated. A broken rule prints the seed, the options, the
+commit, how many events had been stored, and the command that runs it again.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from apportion.admission import core as admission_core
+from apportion.contracts.ids import ADMISSION, PLACER
+from apportion.placer import core as placer_core
+from tests.simulation import faults
+from tests.simulation.checkers import Checker
+from tests.simulation.world import Options, S, Stream, World
+
+CORPUS = Path(__file__).with_name("corpus.txt")
+PATIENCE_S = 900
+"""Virtual time after the faults within which everything must have ended."""
+
+
+@dataclass
+class Outcome:
+    """What a run showed."""
+
+    seed: int
+    events: int
+    faults: int
+    decisions: int
+    refused: int
+    digest: str
+    virtual_s: int
+
+
+class RunBroken(AssertionError):
+    """A seed broke a rule."""
+
+    def __init__(self, options: Options, events: int, why: BaseException) -> None:
+        self.options = options
+        super().__init__(
+            f"{why}\n  options {options}\n  after {events} events, commit {commit()}\n"
+            f"  again: make sim SEED={options.seed} EVENTS=1"
+        )
+
+
+def commit() -> str:
+    """The commit that runs, as git names it."""
+    try:
+        told = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return told.stdout.strip()
+
+
+def run(options: Options) -> Outcome:
+    """One whole run; raises RunBroken where a rule was broken."""
+    checker = Checker()
+    world = World(options, checker)
+    try:
+        if options.faults:
+            faults.arrange(world)
+        healed_at = 0
+        while world.step():
+            if world.requests_left == 0 and not healed_at and options.faults:
+                world.after(5 * S, lambda: faults.heal(world))
+                healed_at = world.now + 5 * S
+            if world.requests_left == 0 and set(checker.admitted) == set(checker.terminal) and not world.faults_on:
+                if not checker.holding and _all_answered(world, checker):
+                    break
+            if healed_at and world.now > healed_at + PATIENCE_S * S:
+                break
+        # A little longer, so that late words are said and every reader has read all.
+        world.is_over = True
+        until = world.now + 60 * S
+        while world._heap and world._heap[0][0] < until and world.step():
+            pass
+        checker.at_rest()
+        decisions = 0
+        for author, core in ((ADMISSION, admission_core), (PLACER, placer_core)):
+            made, state = checker.replay(author, core)
+            decisions += made
+            live = world.services[author]
+            if core.position(live.state) == core.position(state) and core.snapshot(live.state) != core.snapshot(state):
+                raise AssertionError(f"{author}: the replayed state differs from the live one")
+            if core.position(live.state)[0] != len(world.bus.streams[Stream.FACTS]):
+                raise AssertionError(f"{author} did not read to the end: {core.position(live.state)}")
+    except AssertionError as broken:
+        raise RunBroken(options, checker.events, broken) from broken
+    return Outcome(
+        seed=options.seed,
+        events=checker.events,
+        faults=world.faults_made,
+        decisions=decisions,
+        refused=world.bus.refused,
+        digest=world.history_hash(),
+        virtual_s=(world.now - 1_788_264_000 * S) // S,
+    )
+
+
+def _all_answered(world: World, checker: Checker) -> bool:
+    return len(checker.answers) >= len(checker.wishes)
+
+
+def options_of(seed: int) -> Options:
+    """The options that belong to a seed: sizes vary, so that small and crowded pools are seen as well as large ones."""
+    return Options(
+        seed=seed,
+        nodes=2 + seed % 4,
+        devices=(2, 4, 8)[seed % 3],
+        jobs=(120, 250, 400)[(seed // 3) % 3],
+        arrival_ms=(40, 120, 300)[(seed // 9) % 3],
+        fault_ms=(400, 900, 2500)[(seed // 2) % 3],
+    )
+
+
+def corpus() -> list[int]:
+    """Seeds that once failed."""
+    return [int(line.split()[0]) for line in CORPUS.read_text().splitlines() if line.split("#")[0].strip()]
+
+
+def main() -> int:
+    """Run seeds until enough events were simulated."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--events", type=int, default=200_000)
+    asked = parser.parse_args()
+    print(f"simulation from seed {asked.seed}, {asked.events} events, commit {commit()}", flush=True)
+    done = 0
+    seed = asked.seed
+    began = time.perf_counter()
+    while done < asked.events:
+        try:
+            outcome = run(options_of(seed))
+        except RunBroken as broken:
+            print(f"FAILED seed {seed}: {broken}", flush=True)
+            return 1
+        done += outcome.events
+        print(
+            f"seed {seed}: {outcome.events} events in {outcome.virtual_s} virtual s, {outcome.faults} faults, "
+            f"{outcome.decisions} decisions made again, {outcome.refused} batches of lost leases refused, "
+            f"history {outcome.digest[:12]}",
+            flush=True,
+        )
+        seed += 1
+    print(f"{done} events, 0 rules broken, {done / (time.perf_counter() - began):,.0f} events/s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
