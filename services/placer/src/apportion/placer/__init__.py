@@ -1,1 +1,1 @@
-"""Which slices, on which devices?"""
+"""The placer: which slices, on which devices."""

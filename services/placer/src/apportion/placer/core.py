@@ -1,0 +1,159 @@
+"""Which slices, on which devices? The placer's rules: pure, so that the log alone reaches the same decision.
+
+It states three facts: where a run goes, that a run shall stop, and why a job waits. What may be asked at all, and when
+a job is over, is admission's; what happens on a node is its agent's.
+"""
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import StopCause
+from apportion.contracts.envelope import Entry
+from apportion.placer import state as states
+from apportion.placer.policies import POLICIES, Policy
+from apportion.placer.policies.best_fit import BEST_FIT
+from apportion.placer.reasons import Reason, changes, too_early
+from apportion.placer.rounds import FACTS_MAX, Round
+from apportion.placer.state import Kept, OrderKey, S, Settings, State, is_draining, must_stop, order_of, state_of
+from apportion.pool.state import JobState, JobView, Pool, run_of
+
+RULES: Final = "placer@1"
+"""Changes whenever a decision may come out another way for the same facts."""
+
+
+def policy_id(policy: Policy) -> str:
+    """Name, version and digest of everything that decides: the policy, the rules around it, and its settings' names."""
+    names = ",".join(Settings.__struct_fields__)
+    digest = hashlib.sha256(f"{RULES};{policy.name}@{policy.version}#{policy.digest};{names}".encode()).hexdigest()
+    return f"{policy.name}@{policy.version}#{digest[:12]}"
+
+
+POLICY: Final = policy_id(BEST_FIT)
+"""The default policy's."""
+
+POLICY_IDS: Final = {name: policy_id(policy) for name, policy in POLICIES.items()}
+"""What a session that runs each policy states in its LeaseClaimed and in each basis."""
+
+
+def initial() -> State:
+    """Nothing is known yet."""
+    return State(Kept(pool=Pool()))
+
+
+def evolve(state: State, entry: Entry) -> State:
+    """The state after this entry, changed in place."""
+    return states.evolve(state, entry)
+
+
+def position(state: State) -> tuple[int, int]:
+    """Sequences of the last fact and the last wish folded."""
+    return state.pool.seq, state.kept.wishes
+
+
+def decide(state: State, now: int) -> list[ev.Fact]:
+    """Which runs stop, which jobs go where, and why the others wait: one batch, the most urgent first."""
+    return decided(state, now)
+
+
+def decided(state: State, now: int, *, is_memo_used: bool = True) -> list[ev.Fact]:
+    """As ``decide``; without the memo it looks at every node anew, and says the same."""
+    facts = _stops(state, now)[:FACTS_MAX]
+    if len(facts) >= FACTS_MAX:
+        return facts
+    round_ = Round(state, now, FACTS_MAX - len(facts), is_memo_used=is_memo_used)
+    round_.run()
+    facts.extend(round_.facts)
+    facts.extend(_waits(round_, FACTS_MAX - len(facts)))
+    return facts
+
+
+def wake_at(state: State, now: int) -> int | None:
+    """When the next job may start that asked not to start before."""
+    for at, _ in state.delayed:
+        if at > now:
+            return at
+    return None
+
+
+def snapshot(state: State) -> bytes:
+    """What ``restore`` needs; equal for equal states."""
+    return msgspec.msgpack.encode(state.kept, order="deterministic")
+
+
+def restore(data: bytes) -> State:
+    """The state of a snapshot, its indexes built anew."""
+    return state_of(msgspec.msgpack.decode(data, type=Kept))
+
+
+def _stops(state: State, now: int) -> list[ev.Fact]:
+    pool = state.pool
+    stops: list[ev.Fact] = []
+    for run_id in sorted(state.stops):
+        run = run_of(pool, run_id)
+        if run is None:
+            continue
+        job = pool.jobs[run.job_id]
+        assert must_stop(pool, job, run)
+        if job.state is JobState.STOPPING:
+            assert job.stop is not None
+            stops.append(
+                ev.RunStopOrdered(
+                    caused_by=job.last_event,
+                    run_id=run_id,
+                    node_id=run.node_id,
+                    cause=job.stop,
+                    grace_s=job.spec.grace_s,
+                    actor=job.stop_actor,
+                    reason=job.stop_reason,
+                )
+            )
+        elif is_draining(pool, run.node_id):
+            drain = state.kept.drains[run.node_id]
+            left = max(0, pool.nodes[run.node_id].drain_deadline_at - now) // S
+            stops.append(
+                ev.RunStopOrdered(
+                    caused_by=drain.event_id,
+                    run_id=run_id,
+                    node_id=run.node_id,
+                    cause=StopCause.DRAINED,
+                    grace_s=min(job.spec.grace_s, left),
+                    actor=drain.actor,
+                    reason=drain.reason,
+                )
+            )
+    return stops
+
+
+def _waits(round_: Round, room_for: int) -> list[ev.JobPendingReasonChanged]:
+    """What is new of those who wait: first the first of each line, then the rest, all in order."""
+    if round_.is_full or room_for <= 0:
+        return []
+    state, now = round_.state, round_.now
+    found: list[tuple[bool, OrderKey, Reason]] = []
+    for is_first, key, reason in changes(round_):
+        found.append((not is_first, key, reason))
+    for job_id in state.untold:
+        job = state.pool.jobs[job_id]
+        if job.not_before_at > now:
+            found.append((True, order_of(job), too_early(job)))
+    found.sort(key=lambda each: (each[0], each[1]))
+    return [_wait(state.pool.jobs[key[3]], reason, now) for _, key, reason in found[:room_for]]
+
+
+def _wait(job: JobView, reason: Reason, now: int) -> ev.JobPendingReasonChanged:
+    told = job.pending_fact
+    return ev.JobPendingReasonChanged(
+        caused_by=job.last_event,
+        job_id=job.job_id,
+        code=reason.code,
+        requested=reason.requested,
+        available=reason.available,
+        limit=reason.limit,
+        blocking_ids=reason.blocking_ids,
+        nodes=reason.nodes,
+        since_at=now if told is None or told.code is not reason.code else told.since_at,
+        hint=reason.hint,
+    )

@@ -1,0 +1,320 @@
+"""Why a job waits, in numbers and in one sentence: what it asked, what there is, who holds it, and what would help."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from apportion.contracts.causes import Mode, Pending
+from apportion.contracts.ids import JobId
+from apportion.placer.rooms import NEVER, Demand, Out
+from apportion.placer.rounds import Block, Line, Round
+from apportion.placer.state import OrderKey, Shape
+from apportion.pool.state import JobView
+
+BLOCKERS_MAX: Final = 8
+_SCAN_MAX: Final = 64
+"""Holders that are looked at to name the blockers: those who end soonest are the ones worth naming."""
+_STOPPED: Final = frozenset({Out.NODE_CORDONED, Out.NODE_DRAINING})
+_AWAY: Final = frozenset({Out.NODE_SUSPECTED, Out.NODE_FENCED})
+
+_BUSY: Final = frozenset(
+    {
+        Pending.INSUFFICIENT_GPU,
+        Pending.INSUFFICIENT_GPU_MEMORY,
+        Pending.INSUFFICIENT_COMPUTE,
+        Pending.FRAGMENTED_DEVICES,
+        Pending.INSUFFICIENT_HOST,
+        Pending.GANG_INCOMPLETE,
+        Pending.RESERVED_FOR_OTHER,
+        Pending.WAITING_FOR_QUOTA,
+    }
+)
+"""Waiting for others to end, one way or another."""
+
+
+class Reason(Struct, frozen=True, kw_only=True):
+    """What JobPendingReasonChanged says of a job, apart from whose and since when."""
+
+    code: Pending
+    requested: dict[str, int] = {}
+    available: dict[str, int] = {}
+    limit: dict[str, int] = {}
+    blocking_ids: tuple[str, ...] = ()
+    nodes: dict[str, int] = {}
+    hint: str = ""
+
+
+def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
+    """The code of what keeps a job waiting."""
+    if block.is_frozen:
+        return Pending.CONTROL_PLANE_FROZEN
+    if block.over_quota:
+        return Pending.WAITING_FOR_QUOTA
+    if block.reserved_for is not None:
+        return Pending.RESERVED_FOR_OTHER
+    counts = {why: count for why, count in round_.ranking(demand).counts.items() if count}
+    if block.replicas_fit:
+        return Pending.GANG_INCOMPLETE
+    nodes = len(round_.state.rooms)
+    if nodes == counts.get(Out.NODE_FENCED, 0):
+        return Pending.NO_NODES_IN_POOL
+    if nodes == sum(counts.get(why, 0) for why in NEVER):
+        if Out.HOST_TOO_SMALL in counts:
+            return Pending.INSUFFICIENT_HOST
+        return Pending.ISOLATION_UNAVAILABLE if Out.ISOLATION_UNAVAILABLE in counts else Pending.NO_MATCHING_DEVICE
+    if not counts.keys() - NEVER - _STOPPED - _AWAY:
+        return Pending.NODES_CORDONED if counts.keys() & _STOPPED else Pending.NO_NODES_IN_POOL
+    if Out.INSUFFICIENT_HOST in counts:
+        return Pending.INSUFFICIENT_HOST
+    if Out.FRAGMENTED_DEVICES in counts or (
+        Out.INSUFFICIENT_COMPUTE in counts and Out.INSUFFICIENT_GPU_MEMORY in counts
+    ):
+        return Pending.FRAGMENTED_DEVICES
+    if Out.INSUFFICIENT_COMPUTE in counts:
+        return Pending.INSUFFICIENT_COMPUTE
+    if Out.INSUFFICIENT_GPU_MEMORY in counts:
+        return Pending.INSUFFICIENT_GPU_MEMORY
+    return Pending.INSUFFICIENT_GPU
+
+
+def reason_of(round_: Round, shape: Shape, block: Block) -> Reason:
+    """What keeps a job of this shape waiting, with its numbers."""
+    demand = shape.demand
+    code = code_of(round_, demand, block)
+    requested = requested_by(demand)
+    match code:
+        case Pending.CONTROL_PLANE_FROZEN:
+            return Reason(
+                code=code,
+                requested=requested,
+                hint="Too many nodes fell silent at once, so nothing is placed until they speak again.",
+            )
+        case Pending.WAITING_FOR_QUOTA:
+            return _quota(round_, shape, block, requested)
+        case Pending.RESERVED_FOR_OTHER:
+            return Reason(
+                code=code,
+                requested=requested,
+                blocking_ids=(str(block.reserved_for),),
+                nodes=_nodes(round_, demand) | {"Reserved": len(round_.reserved)},
+                hint=f"It would fit on what is kept for {block.reserved_for}, which has waited longer.",
+            )
+        case _:
+            pass
+    available = _available(round_, demand)
+    if code is Pending.GANG_INCOMPLETE:
+        available["replicas"] = block.replicas_fit
+    return Reason(
+        code=code,
+        requested=requested,
+        available=available,
+        blocking_ids=tuple(_blockers(round_, shape)) if code in _BUSY else (),
+        nodes=_nodes(round_, demand),
+        hint=_hint(code, demand, available),
+    )
+
+
+def requested_by(demand: Demand) -> dict[str, int]:
+    """What each replica asks of a node, without what it doesn't ask."""
+    asked = {
+        "devices": demand.devices,
+        "compute_milli": demand.compute_milli,
+        "memory_mib": demand.memory_mib,
+        "cpu_milli": demand.cpu_milli,
+        "host_memory_mib": demand.host_memory_mib,
+    }
+    found = {name: amount for name, amount in asked.items() if amount}
+    return found | {"replicas": demand.replicas} if demand.replicas > 1 else found
+
+
+def too_early(job: JobView) -> Reason:
+    """Why a job whose instant has not come waits."""
+    is_retry = job.attempt > 1 and job.not_before_at != job.spec.not_before_at
+    return Reason(
+        code=Pending.BACKOFF if is_retry else Pending.NOT_BEFORE,
+        limit={"not_before_at": job.not_before_at},
+        hint="Its last attempt failed, and it is tried again at not_before_at."
+        if is_retry
+        else "It asked not to start before not_before_at.",
+    )
+
+
+def changes(round_: Round) -> Iterator[tuple[bool, OrderKey, Reason]]:
+    """What is to be said of those who wait: whether it is the first of its line, its place in the order, and why.
+
+    Of the first job in each line everything new is said. Those behind it wait for the same, and are told again only
+    when another sort of thing keeps them waiting: else one slice that changes hands would mean a fact for each of them.
+    """
+    for line in round_.lines:
+        if line.block is None:
+            continue
+        reason: Reason | None = None
+        code = code_of(round_, line.shape.demand, line.block)
+        for is_first, key in _outdated(round_, line, code):
+            if reason is None:
+                reason = reason_of(round_, line.shape, line.block)
+            yield is_first, key, reason
+
+
+def _outdated(round_: Round, line: Line, code: Pending) -> Iterator[tuple[bool, OrderKey]]:
+    block = line.block
+    assert block is not None
+    if line.at >= len(line.keys):
+        return
+    first = line.keys[line.at]
+    if _is_outdated(round_, line, code, round_.state.pool.jobs[first[3]]):
+        yield True, first
+    for key in sorted(line.due):
+        if key > first:
+            yield False, key
+    if line.group is None:
+        return
+    for told, keys in sorted(line.group.told.items()):
+        if _is_alike(told, code):
+            continue
+        jobs = round_.state.pool.jobs
+        for key in keys:
+            if key > first and jobs[key[3]].not_before_at <= round_.now:
+                yield False, key
+
+
+def _is_alike(told: Pending, code: Pending) -> bool:
+    if told is Pending.PENDING_EVALUATION:
+        return False
+    return told is code or code is Pending.CONTROL_PLANE_FROZEN or (told in _BUSY and code in _BUSY)
+
+
+def _is_outdated(round_: Round, line: Line, code: Pending, job: JobView) -> bool:
+    told = job.pending_fact
+    if told is None or told.code is not code:
+        return True
+    if code is Pending.RESERVED_FOR_OTHER:
+        assert line.block is not None
+        return told.blocking_ids != (line.block.reserved_for,)
+    if code is Pending.WAITING_FOR_QUOTA and told.limit != _limits(round_, line.shape):
+        return True
+    # Names are worth saying again once nobody of those named holds anything.
+    holds = round_.state.holds
+    return bool(told.blocking_ids) and not any(name in holds or name in round_.placed for name in told.blocking_ids)
+
+
+def _limits(round_: Round, shape: Shape) -> dict[str, int]:
+    queue = round_.state.pool.queues.get(shape.queue)
+    if queue is None:
+        return {}
+    limits = {
+        "compute_milli": queue.limit_compute_milli,
+        "memory_mib": queue.limit_memory_mib,
+        "jobs": queue.limit_jobs,
+    }
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _quota(round_: Round, shape: Shape, block: Block, requested: dict[str, int]) -> Reason:
+    usage = round_.usage(shape.queue)
+    used = {"compute_milli": usage.compute_milli, "memory_mib": usage.memory_mib, "jobs": usage.jobs}
+    limits = _limits(round_, shape)
+    state = round_.state
+    names = [key[2] for key in state.queue_holders.get(shape.queue, [])[:BLOCKERS_MAX]]
+    names += [job for job in round_.placed if state.pool.jobs[job].spec.queue == shape.queue]
+    over = " and ".join(f"{name} ({used[name]} of {limits[name]} in use)" for name in block.over_quota)
+    return Reason(
+        code=Pending.WAITING_FOR_QUOTA,
+        requested=requested,
+        available={name: max(0, limit - used[name]) for name, limit in limits.items()},
+        limit=limits,
+        blocking_ids=tuple(names[:BLOCKERS_MAX]),
+        hint=f"Queue {shape.queue} is at its limit of {over}: it starts when runs there end, or with a higher limit.",
+    )
+
+
+def _nodes(round_: Round, demand: Demand) -> dict[str, int]:
+    return {str(why): count for why, count in sorted(round_.ranking(demand).counts.items()) if count}
+
+
+def _available(round_: Round, demand: Demand) -> dict[str, int]:
+    """The most that any one device (or node, for what is the node's) has free, where the job may go."""
+    most = {"cpu_milli": 0, "host_memory_mib": 0}
+    if demand.devices:
+        most |= {"compute_milli": 0, "memory_mib": 0, "devices": 0}
+    for model, free in round_.free_by_model().items():
+        if model is None or (demand.devices and (not demand.models or model in demand.models)):
+            for name, amount in free.items():
+                most[name] = max(most.get(name, 0), amount)
+    return most
+
+
+def _blockers(round_: Round, shape: Shape) -> Iterator[str]:
+    """Jobs that hold devices of an accepted model, the likeliest to end first."""
+    state = round_.state
+    models = shape.demand.models
+    named = 0
+    for key in state.holders[:_SCAN_MAX]:
+        if models and not _holds_any(round_, key[2], models):
+            continue
+        yield key[2]
+        named += 1
+        if named == BLOCKERS_MAX:
+            return
+    yield from round_.placed[: BLOCKERS_MAX - named]
+
+
+def _holds_any(round_: Round, job_id: JobId, models: tuple[str, ...]) -> bool:
+    pool = round_.state.pool
+    for run in pool.jobs[job_id].runs.values():
+        node = pool.nodes.get(run.node_id)
+        if node is None or not run.holds:
+            continue
+        for piece in run.slices:
+            view = node.devices.get(piece.device_uuid)
+            if view is not None and view.device.model in models:
+                return True
+    return False
+
+
+def _hint(code: Pending, demand: Demand, available: dict[str, int]) -> str:
+    kinds = " or ".join(demand.models) or "any model"
+    match code:
+        case Pending.NO_NODES_IN_POOL:
+            return "No node can be used now: it starts once a node registers or comes back."
+        case Pending.NODES_CORDONED:
+            return "Every node that could host it is cordoned or draining: it starts once one is uncordoned."
+        case Pending.NO_MATCHING_DEVICE:
+            return (
+                f"No node has {demand.devices} device(s) of {kinds} of this size, even empty: "
+                "ask for less or for another model, or add a node."
+            )
+        case Pending.ISOLATION_UNAVAILABLE:
+            wanted = demand.mode or (Mode.EXCLUSIVE if demand.is_whole else "mps or timeslice")
+            return f"No node offers {wanted} on enough devices: ask for another mode."
+        case Pending.INSUFFICIENT_HOST:
+            return (
+                f"Devices would fit, and their nodes have at most {available['cpu_milli']} milli-CPU and "
+                f"{available['host_memory_mib']} MiB of host memory free: it starts when runs there end."
+            )
+        case Pending.GANG_INCOMPLETE:
+            return (
+                f"{available['replicas']} of {demand.replicas} replicas fit now, and they start together: "
+                "it starts when runs end, or with fewer replicas."
+            )
+        case Pending.FRAGMENTED_DEVICES:
+            return (
+                f"Some device has {available['compute_milli']} milli-GPU free, some has {available['memory_mib']} MiB, "
+                "and none has enough of both: it starts when runs on one device end."
+            )
+        case Pending.INSUFFICIENT_COMPUTE:
+            return (
+                f"Where the memory is free, too little compute is (at most {available['compute_milli']} milli-GPU on "
+                "one device): it starts when runs end, or with a smaller share."
+            )
+        case Pending.INSUFFICIENT_GPU_MEMORY:
+            return (
+                f"No device has more than {available['memory_mib']} MiB free: "
+                "it starts when runs end, or with less memory."
+            )
+        case _:
+            return (
+                f"It needs {demand.devices} device(s) on one node, and at most {available.get('devices', 0)} of "
+                f"{kinds} are free on one: it starts when runs end."
+            )

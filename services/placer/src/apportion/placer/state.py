@@ -1,0 +1,315 @@
+"""What the placer knows: the pool as facts describe it, its settings, and indexes that make a round touch what changed.
+
+Indexes are derived: a snapshot holds none of them, and ``restore`` builds them again. So is the memo, which keeps what
+a policy said of nodes that have not changed since; with an empty memo every decision is the same, only slower.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import msgspec
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import Pending, ServiceClass
+from apportion.contracts.envelope import Entry, Stream
+from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId
+from apportion.placer.policies import POLICIES, Policy
+from apportion.placer.policies.best_fit import BEST_FIT
+from apportion.placer.ranking import Ranking
+from apportion.placer.rooms import Demand, NodeRoom, demand_of, room_of_node
+from apportion.pool import state as pools
+from apportion.pool.state import JobState, JobView, NodeState, Pool, RunState, RunView
+
+OrderKey = tuple[int, int, int, JobId]
+"""The order of waiting jobs: service class, then higher priority, then older, then id."""
+HolderKey = tuple[int, int, JobId]
+"""Those who hold something, the likeliest to end first: end of the time limit, then oldest placement, then id."""
+
+CLASS_RANK: Final = {
+    ServiceClass.ONLINE: 0,
+    ServiceClass.STANDARD: 1,
+    ServiceClass.BATCH: 2,
+    ServiceClass.SPOT: 3,
+}
+NO_END: Final = 2**63 - 1
+_TIMED: Final = frozenset({Pending.PENDING_EVALUATION, Pending.NOT_BEFORE, Pending.BACKOFF})
+_LIVE: Final = frozenset({RunState.PLACED, RunState.STARTED})
+_Key = TypeVar("_Key", OrderKey, HolderKey)
+S: Final = 1_000_000_000
+"""Nanoseconds in a second."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What decisions depend on beside the facts. It comes by the placer's own LeaseClaimed.config alone."""
+
+    policy: str = BEST_FIT.name
+    mps_trust: str = "pool"
+    """Who may share an MPS device: ``pool``, everybody; ``tenant``, jobs of one tenant."""
+    reserve_after_s: int = 30
+    """A blocked job that has waited this long has nodes kept for it; at 0 at once; below 0 never."""
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Who had a node drained, and why."""
+
+    actor: str
+    reason: str
+    event_id: str
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What makes waiting jobs alike: if the first of them does not fit, none does."""
+
+    queue: QueueId
+    demand: Demand
+
+
+@dataclass(slots=True)
+class Group:
+    """Waiting jobs of one shape, in order; and the same by the reason that was last stated of each."""
+
+    shape: Shape
+    keys: list[OrderKey] = field(default_factory=list)
+    told: dict[Pending, list[OrderKey]] = field(default_factory=dict)
+
+
+class Kept(msgspec.Struct, kw_only=True):
+    """What a snapshot holds."""
+
+    pool: Pool
+    wishes: int = 0
+    settings: Settings = Settings()
+    drains: dict[NodeId, Drain] = {}
+
+
+@dataclass(slots=True)
+class State:
+    """The fold, and what is derived from it."""
+
+    kept: Kept
+    groups: dict[Shape, Group] = field(default_factory=dict)
+    waiting: dict[JobId, tuple[Shape, OrderKey, Pending]] = field(default_factory=dict)
+    """Where each job of a group is."""
+    delayed: list[tuple[int, OrderKey]] = field(default_factory=list)
+    """Jobs that must not start before an instant and of which nothing was said since it passed; by that instant."""
+    delays: dict[JobId, tuple[int, OrderKey]] = field(default_factory=dict)
+    untold: set[JobId] = field(default_factory=set)
+    """Those of the delayed of which nothing was said at all."""
+    stops: set[RunId] = field(default_factory=set)
+    """Live runs that must end and were not told."""
+    holders: list[HolderKey] = field(default_factory=list)
+    queue_holders: dict[QueueId, list[HolderKey]] = field(default_factory=dict)
+    holds: dict[JobId, tuple[QueueId, HolderKey]] = field(default_factory=dict)
+    rooms: dict[NodeId, NodeRoom] = field(default_factory=dict)
+    changed: dict[NodeId, int] = field(default_factory=dict)
+    """When each room changed, in that order; a count of changes, no sequence."""
+    changes: int = 0
+    memo: dict[Demand, Ranking] = field(default_factory=dict)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool as facts describe it."""
+        return self.kept.pool
+
+    @property
+    def settings(self) -> Settings:
+        """What decisions depend on beside the facts."""
+        return self.kept.settings
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that the settings name; the default where this version has none of that name."""
+        return POLICIES.get(self.settings.policy, BEST_FIT)
+
+
+def state_of(kept: Kept) -> State:
+    """The state with its indexes built anew."""
+    state = State(kept)
+    for node_id in sorted(kept.pool.nodes):
+        _refresh_room(state, node_id)
+    for job_id in sorted(kept.pool.jobs):
+        _refresh_job(state, job_id)
+    return state
+
+
+def demand_of_job(state: State, job: JobView) -> Demand:
+    """What each replica of the job needs of a node, under the present settings."""
+    return demand_of(job.spec, job.tenant, is_pool_trusted=state.settings.mps_trust != "tenant")
+
+
+def order_of(job: JobView) -> OrderKey:
+    """Where the job stands among those that wait."""
+    return (CLASS_RANK[job.spec.service_class], -job.spec.priority, job.admitted_seq, job.job_id)
+
+
+def evolve(state: State, entry: Entry) -> State:
+    """The state after this entry, changed in place."""
+    if entry.stream is Stream.WISHES:
+        state.kept.wishes = max(state.kept.wishes, entry.seq)
+        return state
+    pool = state.pool
+    if entry.seq <= pool.seq:
+        return state  # delivered twice
+    event = entry.event
+    jobs: set[JobId] = set()
+    node: NodeId | None = None
+    match event:
+        case ev.LeaseClaimed():
+            pools.evolve(pool, entry)
+            return _configured(state, event) if entry.author == PLACER else state
+        case (
+            ev.JobAdmitted()
+            | ev.JobStopping()
+            | ev.JobRequeued()
+            | ev.JobSucceeded()
+            | ev.JobFailed()
+            | ev.JobCancelled()
+            | ev.JobExpired()
+            | ev.JobPendingReasonChanged()
+        ):
+            jobs.add(event.job_id)
+        case ev.RunPlaced():
+            jobs.add(event.job_id)
+            node = event.node_id
+        case ev.RunStopOrdered() | ev.RunStarted() | ev.RunFinished() | ev.RunReleased():
+            run = pools.run_of(pool, event.run_id)
+            if run is not None:
+                jobs.add(run.job_id)
+                node = run.node_id if isinstance(event, ev.RunReleased) else None
+        case ev.NodeFenced() | ev.NodeDraining() | ev.NodeCordoned() | ev.NodeUncordoned():
+            node = event.node_id
+            jobs.update(_jobs_on(pool, node))
+            if isinstance(event, ev.NodeDraining):
+                state.kept.drains[node] = Drain(event.actor, event.reason, entry.event_id)
+            elif not isinstance(event, ev.NodeFenced):
+                state.kept.drains.pop(node, None)
+        case ev.NodeRegistered() | ev.NodeSuspected() | ev.NodeTrusted():
+            node = event.node_id
+            # A draining node that is trusted again is still draining: its runs must be told.
+            jobs.update(_jobs_on(pool, node))
+        case ev.DeviceHealthChanged():
+            node = event.node_id
+        case _:
+            pass
+    pools.evolve(pool, entry)
+    if node is not None:
+        _refresh_room(state, node)
+    for job_id in sorted(jobs):
+        _refresh_job(state, job_id)
+    return state
+
+
+def _configured(state: State, event: ev.LeaseClaimed) -> State:
+    config = event.config
+    default = Settings()
+    policy, trust, after = (config.get(name) for name in ("policy", "mps_trust", "reserve_after_s"))
+    settings = Settings(
+        policy=policy if isinstance(policy, str) else default.policy,
+        mps_trust=trust if isinstance(trust, str) else default.mps_trust,
+        reserve_after_s=after if isinstance(after, int) else default.reserve_after_s,
+    )
+    if settings == state.settings:
+        return state
+    state.kept.settings = settings
+    # Shapes and scores depend on the settings. In place, as a core's state is one object to whoever holds it.
+    fresh = state_of(state.kept)
+    for name in State.__slots__:
+        setattr(state, name, getattr(fresh, name))
+    return state
+
+
+def _jobs_on(pool: Pool, node_id: NodeId) -> set[JobId]:
+    node = pool.nodes.get(node_id)
+    return set() if node is None else {pool.run_jobs[run] for run in node.runs if run in pool.run_jobs}
+
+
+def _refresh_room(state: State, node_id: NodeId) -> None:
+    node = state.pool.nodes.get(node_id)
+    if node is None:
+        return
+    state.rooms[node_id] = room_of_node(node)
+    state.changes += 1
+    state.changed.pop(node_id, None)
+    state.changed[node_id] = state.changes
+
+
+def _refresh_job(state: State, job_id: JobId) -> None:
+    job = state.pool.jobs.get(job_id)
+    _refresh_waiting(state, job_id, job)
+    _refresh_holding(state, job_id, job)
+    if job is None:
+        return
+    for run in job.runs.values():
+        if must_stop(state.pool, job, run):
+            state.stops.add(run.run_id)
+        else:
+            state.stops.discard(run.run_id)
+
+
+def must_stop(pool: Pool, job: JobView, run: RunView) -> bool:
+    """True for a live run that nobody told to stop, of a job that is stopping or on a node that is drained."""
+    if run.state not in _LIVE or run.stop is not None or not run.holds:
+        return False
+    return job.state is JobState.STOPPING or is_draining(pool, run.node_id)
+
+
+def is_draining(pool: Pool, node_id: NodeId) -> bool:
+    """True where an operator wants the node emptied, whether or not it is suspected as well."""
+    node = pool.nodes.get(node_id)
+    return node is not None and node.cordon is NodeState.DRAINING
+
+
+def _refresh_waiting(state: State, job_id: JobId, job: JobView | None) -> None:
+    if (place := state.waiting.pop(job_id, None)) is not None:
+        shape, key, code = place
+        group = state.groups[shape]
+        _remove(group.keys, key)
+        _remove(group.told[code], key)
+        if not group.told[code]:
+            del group.told[code]
+        if not group.keys:
+            del state.groups[shape]
+    if (delay := state.delays.pop(job_id, None)) is not None:
+        del state.delayed[bisect_left(state.delayed, delay)]
+        state.untold.discard(job_id)
+    if job is None or job.state is not JobState.QUEUED:
+        return
+    key = order_of(job)
+    if job.not_before_at > 0 and job.pending in _TIMED:
+        # Whether the instant has passed is for decide to say, which knows the time; what it says moves the job on.
+        delay = (job.not_before_at, key)
+        state.delays[job_id] = delay
+        insort(state.delayed, delay)
+        if job.pending is Pending.PENDING_EVALUATION:
+            state.untold.add(job_id)
+        return
+    shape = Shape(job.spec.queue, demand_of_job(state, job))
+    found = state.groups.get(shape)
+    if found is None:
+        found = state.groups[shape] = Group(shape)
+    insort(found.keys, key)
+    insort(found.told.setdefault(job.pending, []), key)
+    state.waiting[job_id] = (shape, key, job.pending)
+
+
+def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
+    if (before := state.holds.pop(job_id, None)) is not None:
+        queue, key = before
+        _remove(state.holders, key)
+        _remove(state.queue_holders[queue], key)
+    if job is None:
+        return
+    runs = [run for run in job.runs.values() if run.holds]
+    if not runs:
+        return
+    limit = job.spec.time_limit_s * S
+    ends = max((run.started_at or run.placed_at) + limit for run in runs) if limit else NO_END
+    key = (ends, min(run.placed_at for run in runs), job_id)
+    state.holds[job_id] = (job.spec.queue, key)
+    insort(state.holders, key)
+    insort(state.queue_holders.setdefault(job.spec.queue, []), key)
+
+
+def _remove(keys: list[_Key], key: _Key) -> None:
+    del keys[bisect_left(keys, key)]
