@@ -1,1 +1,1 @@
-"""What happened, what is wrong, what did it cost?"""
+"""The monitor: what happened, what is wrong, and what it cost."""

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Final
 
 import msgspec
+
 from apportion.contracts.envelope import Stream
 
 GENESIS: Final = bytes(32)

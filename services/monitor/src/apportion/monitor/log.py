@@ -7,6 +7,8 @@ message. Nothing is indexed and nothing is unique by constraint: positions make 
 What a row says is decided by ``projections``; how rows are chained by ``chain``; who asks by ``sql`` and ``queries``.
 """
 
+# ruff: noqa: S608 - what is put into SQL text here is our own column list; values are always parameters
+
 import importlib.resources
 import json
 import threading
@@ -17,10 +19,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import duckdb
+from msgspec import Struct
+
 from apportion.contracts.envelope import Stream
 from apportion.monitor import chain
 from apportion.monitor.projections import ENVELOPE_COLUMNS, Cell, Recorded, columns_of
-from msgspec import Struct
 
 SCHEMA: Final = 1
 STORAGE: Final = "v1.4.0"
@@ -93,8 +96,9 @@ class LogAhead(LogError):
         self.bus_seq = bus_seq
         self.detail = detail
         super().__init__(
-            f"the log is ahead of the bus: it has {stream.value} up to {log_seq}, the bus stands at {bus_seq} ({detail}); "
-            "nothing is written until an operator has looked: restore the bus's store, or move the log aside"
+            f"the log is ahead of the bus: it has {stream.value} up to {log_seq}, the bus stands at {bus_seq} "
+            f"({detail}); nothing is written until an operator has looked: restore the bus's store, or move the log "
+            "aside"
         )
 
 
@@ -139,6 +143,15 @@ class LogWriteFailed(LogError):
         self.rows = rows
         self.detail = detail
         super().__init__(f"{rows} rows were not committed: {detail}")
+
+
+class NotACopy(LogError):
+    """The file is no copy of this log: it can be deleted."""
+
+    def __init__(self, *, path: Path, ordinal: int) -> None:
+        self.path = path
+        self.ordinal = ordinal
+        super().__init__(f"{path} holds another log's row {ordinal}")
 
 
 class StatementRefused(LogError):
@@ -317,7 +330,8 @@ class EventLog:
     def copy_into(self, path: Path) -> Head:
         """Bring the copy at ``path`` up to the last commit, made where there is none; the newest row that it holds.
 
-        Only new rows are copied. Raises LogUnavailable where somebody reads that copy, or it can't be written.
+        Only new rows are copied. Raises LogUnavailable where somebody reads that copy, or it can't be written, and
+        NotACopy where it was made from another log.
         """
         with self._copying_lock:
             cursor = self._copying
@@ -327,18 +341,20 @@ class EventLog:
             except duckdb.Error as err:
                 raise LogUnavailable(path=path, detail=_first_line(err)) from err
             try:
-                return self._copy(cursor)
+                return self._copy(cursor, path)
             except duckdb.Error as err:
                 raise LogUnavailable(path=path, detail=_first_line(err)) from err
             finally:
                 cursor.execute("DETACH replica")
 
-    def _copy(self, cursor: "duckdb.DuckDBPyConnection") -> Head:
+    def _copy(self, cursor: "duckdb.DuckDBPyConnection", path: Path) -> Head:
         cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.events({_EVENTS_BODY})")
         cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.applied({_APPLIED_BODY})")
         cursor.execute("BEGIN")
         try:
             last = _one(cursor.execute("SELECT coalesce(max(ordinal), 0) FROM replica.events"))
+            if last and not self._is_ours(cursor, last):
+                raise NotACopy(path=path, ordinal=last)
             cursor.execute(
                 f"INSERT INTO replica.events({_NAMES}) SELECT {_NAMES} FROM {self._catalog}.events WHERE ordinal > ?",
                 [last],
@@ -349,11 +365,24 @@ class EventLog:
                 "SELECT ordinal, recorded_at, hash FROM replica.events ORDER BY ordinal DESC LIMIT 1"
             ).fetchone()
             cursor.execute("COMMIT")
-        except duckdb.Error:
+        except (duckdb.Error, LogError):
             cursor.execute("ROLLBACK")
             raise
         cursor.execute("CHECKPOINT replica")
         return Head() if newest is None else Head(ordinal=newest[0], recorded_at=newest[1], hash=newest[2])
+
+    def _is_ours(self, cursor: "duckdb.DuckDBPyConnection", last: int) -> bool:
+        """True where the copy's last row is a row of this log: by the chain, so is everything before it."""
+        return bool(
+            _one(
+                cursor.execute(
+                    f"SELECT count(*) FROM replica.events AS theirs JOIN {self._catalog}.events AS ours "
+                    "ON ours.ordinal = theirs.ordinal AND ours.hash = theirs.hash "
+                    "WHERE theirs.ordinal = ? AND ours.ordinal = ?",
+                    [last, last],
+                )
+            )
+        )
 
     def _commit(self, rows: list[tuple[Cell | bytes, ...]], reached: list[Position]) -> None:
         connection = self._connection
@@ -499,9 +528,10 @@ def ask_locked_down(path: Path, statement: str, *, limit: int, seconds: float) -
 
 
 def verify(path: Path) -> Verdict:
-    """Recompute every hash of a log that nobody writes; the first row that is not what was written. Raises LogUnavailable.
+    """Recompute every hash of a log that nobody writes, and name the first row that is not what was written.
 
-    Finds an edit of any column, a missing, doubled or moved row, and a tail that was cut without its position.
+    Finds an edit of any column, a missing, doubled or moved row, and a tail that was cut without its position. Raises
+    LogUnavailable.
     """
     connection = open_read_only(path)
     try:
@@ -535,7 +565,12 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
             previous = row[-1]
             last[Stream(row[1])] = row[2]
         if len(rows) < _VERIFY_ROWS:
-            break
+            following = connection.execute(
+                "SELECT ordinal, stream, stream_seq FROM events WHERE ordinal > ? ORDER BY ordinal LIMIT 1", [good]
+            ).fetchone()
+            if following is None:
+                break
+            return bad(*following, f"row {good + 1} is missing")
     count = _one(connection.execute("SELECT count(*) FROM events"))
     if count != good:
         return bad(good + 1, "", 0, f"{count} rows are stored, and {good} of them follow each other")
@@ -543,7 +578,9 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
         "SELECT stream, last_seq, last_ordinal, last_hash FROM applied ORDER BY stream"
     ).fetchall():
         if seq != last[Stream(stream)]:
-            return bad(ordinal, stream, last[Stream(stream)] + 1, f"{stream} were written up to {seq}: the tail is gone")
+            return bad(
+                ordinal, stream, last[Stream(stream)] + 1, f"{stream} were written up to {seq}: the tail is gone"
+            )
         if ordinal == good and hash_ != previous:
             return bad(ordinal, stream, seq, "the last row is not the one that was written last")
     return Verdict(ok=True, rows=good, head_ordinal=good, head_hash=previous.hex())

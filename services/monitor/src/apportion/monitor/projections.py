@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 import msgspec
+from msgspec import Struct
+
 from apportion.contracts import codec
 from apportion.contracts.causes import Refusal
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.events import Wish, type_name
 from apportion.contracts.ids import JobId, RunId, job_id, job_of_run, tenant_of_job
-from msgspec import Struct
 
 
 class Recorded(Protocol):
@@ -75,7 +76,7 @@ ENVELOPE_COLUMNS: Final = (
     Column("policy", "VARCHAR"),
     Column("parse_error", "VARCHAR"),
 )
-"""What a row says beside its place, its payload and its hashes; the order is part of the chain (chain.envelope_hash)."""
+"""What a row says beside its place, its payload and its hashes; the order is part of chain.envelope_hash."""
 
 Cell = str | int | None
 
@@ -154,9 +155,7 @@ def entry_of(message: Recorded) -> Entry:
     """What a core would fold of a message. Never raises: what can't be read at all is an Undecodable too."""
     decode = codec.decode_wish if message.stream is Stream.WISHES else codec.decode_fact
     try:
-        return decode(
-            message.subject, message.headers, message.body, seq=message.seq, recorded_at=message.recorded_at
-        )
+        return decode(message.subject, message.headers, message.body, seq=message.seq, recorded_at=message.recorded_at)
     except (ValueError, KeyError, RecursionError, OverflowError) as err:
         # The subject or the headers are none of ours; services can't write such a message, an administrator can.
         return Entry(
@@ -178,8 +177,8 @@ def entry_of(message: Recorded) -> Entry:
 def described(found: Undecodable) -> str:
     """Why a message didn't decode, in one line for people.
 
-    >>> described(Undecodable(code=Refusal.NOT_JSON, type="JobRequested", expected="one JSON object", found="x", size=1))
-    'NotJson: expected one JSON object, found x'
+    >>> described(Undecodable(code=Refusal.NOT_JSON, type="JobRequested", expected="an object", found="x", size=1))
+    'NotJson: expected an object, found x'
     """
     where = f" at {found.field}" if found.field else ""
     return f"{found.code.value}{where}: expected {found.expected}, found {found.found}"
