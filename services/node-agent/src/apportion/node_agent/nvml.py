@@ -1,0 +1,371 @@
+"""The node's devices, real or simulated: the vendor's units and structs become ours on this page.
+
+The module ``pynvml`` and its stand-in for simulated nodes (simgpu/nvml.py) are used through the same calls. What
+NVML refuses is raised as NvmlFailed; what a board or a driver simply doesn't have is None.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+import pynvml
+
+from apportion.contracts.ids import DeviceUuid
+from apportion.contracts.units import mib_from_bytes, mib_holding_bytes
+from apportion.node_agent.simgpu.nvml import SimulatedNvml
+
+_CORES_PER_SM: Final = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
+_CORES_PER_SM_SINCE: Final = 128
+"""All compute capabilities after 8.0 so far."""
+_CPU_WORD: Final = 64
+_CPU_WORDS: Final = 16
+
+_ARCHITECTURES: Final = {
+    getattr(pynvml, name): name.removeprefix("NVML_DEVICE_ARCH_").lower()
+    for name in dir(pynvml)
+    if name.startswith("NVML_DEVICE_ARCH_")
+}
+
+COMPUTE_MODE_DEFAULT: Final = "default"
+COMPUTE_MODE_PROHIBITED: Final = "prohibited"
+COMPUTE_MODE_EXCLUSIVE: Final = "exclusive_process"
+_COMPUTE_MODES: Final = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: COMPUTE_MODE_DEFAULT,
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: COMPUTE_MODE_PROHIBITED,
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: COMPUTE_MODE_EXCLUSIVE,
+}
+
+
+class DriverInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node's driver is: it decides which ways of enforcing there are."""
+
+    driver_version: str
+    driver_branch: int
+    """580 in 580.95.05."""
+    cuda_version: tuple[int, int]
+    is_simulated: bool
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device is, as long as nobody changes its mode."""
+
+    uuid: DeviceUuid
+    index: int
+    name: str
+    architecture: str
+    compute_capability: tuple[int, int]
+    memory_mib: int
+    """All of the board's memory."""
+    usable_mib: int
+    """What the driver doesn't keep for itself: what slices may be cut from."""
+    sms: int
+    pci_bus_id: str
+    numa_node: int | None
+    cpus: tuple[int, ...]
+    """The CPUs near the device; empty where the driver doesn't say."""
+    is_mig_capable: bool
+    is_mig_enabled: bool
+
+
+class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
+    """How a device is now; None where the board has no such sensor."""
+
+    uuid: DeviceUuid
+    used_mib: int
+    """Memory held by processes, rounded up; without what the driver keeps for itself."""
+    free_mib: int
+    busy_percent: int | None
+    """Time in which any kernel ran. It says nothing about how many SMs were used."""
+    temperature_c: int | None
+    power_mw: int | None
+    energy_mj: int | None
+
+
+class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """One process on one device; ``used_mib`` is rounded up, None where the driver doesn't tell."""
+
+    pid: int
+    used_mib: int | None
+    is_mps_client: bool
+
+
+class ProcessAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process has used on a device, also after its end."""
+
+    pid: int
+    peak_mib: int | None
+    busy_percent: int
+    is_running: bool
+
+
+class XidSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The driver reports a fault of a device."""
+
+    uuid: DeviceUuid
+    xid: int
+
+
+class NvmlFailed(Exception):
+    """NVML refused a call: ``code`` is NVML's number, ``name`` its name."""
+
+    def __init__(self, function: str, code: int) -> None:
+        name = type(pynvml.NVMLError(code)).__name__.removeprefix("NVMLError_")
+        super().__init__(f"{function}: {name} ({code})")
+        self.function = function
+        self.code = code
+        self.name = name
+
+
+class DeviceLost(NvmlFailed):
+    """The device has fallen off the bus, or needs a reset before it answers again."""
+
+
+class NoDriver(Exception):
+    """There is neither a driver nor a simulated node."""
+
+
+_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+_MISSING: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+
+
+class Devices:
+    """The devices of this node. Calls block for some tens of microseconds; ``wait_xid`` for as long as asked."""
+
+    def __init__(self, module: Any, *, is_simulated: bool) -> None:
+        self._nvml = module
+        self._is_simulated = is_simulated
+        self._handles: dict[DeviceUuid, Any] = {}
+        self._events: Any = None
+
+    def __enter__(self) -> Self:
+        """Start the library; raises NoDriver where there is none."""
+        try:
+            self._nvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise NoDriver(str(error)) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the library go."""
+        if self._events is not None:
+            self._nvml.nvmlEventSetFree(self._events)
+            self._events = None
+        self._nvml.nvmlShutdown()
+
+    def driver(self) -> DriverInfo:
+        """The driver's versions."""
+        version = str(self._call("nvmlSystemGetDriverVersion"))
+        cuda = int(self._call("nvmlSystemGetCudaDriverVersion_v2"))
+        return DriverInfo(
+            driver_version=version,
+            driver_branch=int(version.partition(".")[0]),
+            cuda_version=(cuda // 1000, cuda % 1000 // 10),
+            is_simulated=self._is_simulated,
+        )
+
+    def inventory(self) -> tuple[DeviceInfo, ...]:
+        """All devices that answer, by index; those that are lost are left out."""
+        found = []
+        for index in range(int(self._call("nvmlDeviceGetCount"))):
+            try:
+                handle = self._call("nvmlDeviceGetHandleByIndex", index)
+                info = self._info(handle)
+            except DeviceLost:
+                continue
+            self._handles[info.uuid] = handle
+            found.append(info)
+        return tuple(found)
+
+    def info(self, uuid: DeviceUuid) -> DeviceInfo:
+        """What the device is."""
+        return self._info(self._handle(uuid))
+
+    def reading(self, uuid: DeviceUuid) -> DeviceReading:
+        """How the device is now."""
+        handle = self._handle(uuid)
+        memory = self._call("nvmlDeviceGetMemoryInfo", handle, self._nvml.nvmlMemory_v2)
+        rates = self._optional("nvmlDeviceGetUtilizationRates", handle)
+        return DeviceReading(
+            uuid=uuid,
+            used_mib=mib_holding_bytes(int(memory.used)),
+            free_mib=mib_from_bytes(int(memory.free)),
+            busy_percent=None if rates is None else int(rates.gpu),
+            temperature_c=self._optional("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
+            power_mw=self._optional("nvmlDeviceGetPowerUsage", handle),
+            energy_mj=self._optional("nvmlDeviceGetTotalEnergyConsumption", handle),
+        )
+
+    def processes(self, uuid: DeviceUuid) -> tuple[ProcessMemory, ...]:
+        """Who has a context on the device, by pid; one that is no MPS client where it should be escaped its limits.
+
+        The MPS server itself is listed, and is not its own client.
+        """
+        handle = self._handle(uuid)
+        # The unversioned names raise an error of another family on old drivers.
+        everybody = self._call("nvmlDeviceGetComputeRunningProcesses_v3", handle)
+        clients = {entry.pid: entry for entry in self._call("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle)}
+        used = {entry.pid: entry.usedGpuMemory for entry in (*everybody, *clients.values())}
+        return tuple(
+            ProcessMemory(
+                pid=pid,
+                used_mib=None if count is None else mib_holding_bytes(int(count)),
+                is_mps_client=pid in clients,
+            )
+            for pid, count in sorted(used.items())
+        )
+
+    def sm_percent_by_pid(self, uuid: DeviceUuid, *, since_us: int = 0) -> dict[int, int]:
+        """SM use by process in the samples after ``since_us`` (the driver's clock); empty where there is none."""
+        try:
+            samples = self._call("nvmlDeviceGetProcessUtilization", self._handle(uuid), since_us)
+        except NvmlFailed as failure:
+            if failure.code == pynvml.NVML_ERROR_NOT_FOUND or failure.code in _MISSING:
+                return {}
+            raise
+        return {int(sample.pid): int(sample.smUtil) for sample in samples}
+
+    def compute_mode(self, uuid: DeviceUuid) -> str:
+        """Who may have a context: one of COMPUTE_MODE_*."""
+        return _COMPUTE_MODES[int(self._call("nvmlDeviceGetComputeMode", self._handle(uuid)))]
+
+    def set_compute_mode(self, uuid: DeviceUuid, mode: str) -> None:
+        """Choose who may have a context; needs root on hardware."""
+        numbers = {name: number for number, name in _COMPUTE_MODES.items()}
+        self._call("nvmlDeviceSetComputeMode", self._handle(uuid), numbers[mode])
+
+    def keep_accounts(self, uuid: DeviceUuid) -> bool:
+        """Have the driver remember each process's peak memory beyond its end; False where it can't."""
+        handle = self._handle(uuid)
+        try:
+            if not int(self._call("nvmlDeviceGetAccountingMode", handle)):
+                self._call("nvmlDeviceSetAccountingMode", handle, 1)
+        except NvmlFailed as failure:
+            if failure.code in _MISSING or failure.code == pynvml.NVML_ERROR_NO_PERMISSION:
+                return False
+            raise
+        return True
+
+    def account(self, uuid: DeviceUuid, pid: int) -> ProcessAccount | None:
+        """What the process has used; None where no account was kept."""
+        try:
+            stats = self._call("nvmlDeviceGetAccountingStats", self._handle(uuid), pid)
+        except NvmlFailed as failure:
+            if failure.code == pynvml.NVML_ERROR_NOT_FOUND or failure.code in _MISSING:
+                return None
+            raise
+        return ProcessAccount(
+            pid=pid,
+            peak_mib=None if stats.maxMemoryUsage is None else mib_holding_bytes(int(stats.maxMemoryUsage)),
+            busy_percent=int(stats.gpuUtilization),
+            is_running=bool(stats.isRunning),
+        )
+
+    def watch_xids(self, uuids: Iterable[DeviceUuid]) -> None:
+        """Have faults of these devices reported by ``wait_xid`` from now on."""
+        if self._events is None:
+            self._events = self._call("nvmlEventSetCreate")
+        mask = int(self._nvml.nvmlEventTypeXidCriticalError)
+        for uuid in uuids:
+            handle = self._handle(uuid)
+            if int(self._call("nvmlDeviceGetSupportedEventTypes", handle)) & mask:
+                self._call("nvmlDeviceRegisterEvents", handle, mask, self._events)
+
+    def wait_xid(self, timeout_ms: int) -> XidSeen | None:
+        """The next fault of a watched device; None where there is none in time. Blocks: call it in a thread."""
+        if self._events is None:
+            time.sleep(timeout_ms / 1000)
+            return None
+        try:
+            event = self._call("nvmlEventSetWait_v2", self._events, timeout_ms)
+        except NvmlFailed as failure:
+            if failure.code == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise
+        # The UUID is asked of no lost device: the handle is one that we know.
+        return XidSeen(uuid=self._uuid_of(event.device), xid=int(event.eventData))
+
+    def _uuid_of(self, device: Any) -> DeviceUuid:
+        for uuid, handle in self._handles.items():
+            if handle is device or _address(handle) == _address(device):
+                return uuid
+        return DeviceUuid(str(self._call("nvmlDeviceGetUUID", device)))
+
+    def _handle(self, uuid: DeviceUuid) -> Any:
+        handle = self._handles.get(uuid)
+        if handle is None:
+            handle = self._handles[uuid] = self._call("nvmlDeviceGetHandleByUUID", uuid)
+        return handle
+
+    def _info(self, handle: Any) -> DeviceInfo:
+        capability = self._call("nvmlDeviceGetCudaComputeCapability", handle)
+        memory = self._call("nvmlDeviceGetMemoryInfo", handle, self._nvml.nvmlMemory_v2)
+        mig = self._optional("nvmlDeviceGetMigMode", handle)
+        architecture = int(self._call("nvmlDeviceGetArchitecture", handle))
+        bus_id = self._call("nvmlDeviceGetPciInfo_v3", handle).busId
+        words = self._optional("nvmlDeviceGetCpuAffinity", handle, _CPU_WORDS) or ()
+        major, minor = int(capability[0]), int(capability[1])
+        return DeviceInfo(
+            uuid=DeviceUuid(str(self._call("nvmlDeviceGetUUID", handle))),
+            index=int(self._call("nvmlDeviceGetIndex", handle)),
+            name=str(self._call("nvmlDeviceGetName", handle)),
+            architecture=_ARCHITECTURES.get(architecture, "unknown"),
+            compute_capability=(major, minor),
+            memory_mib=mib_from_bytes(int(memory.total)),
+            usable_mib=mib_from_bytes(int(memory.total) - int(memory.reserved)),
+            sms=int(self._call("nvmlDeviceGetNumGpuCores", handle))
+            // _CORES_PER_SM.get((major, minor), _CORES_PER_SM_SINCE),
+            pci_bus_id=bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id),
+            numa_node=self._optional("nvmlDeviceGetNumaNodeId", handle),
+            cpus=tuple(
+                _CPU_WORD * position + bit
+                for position, word in enumerate(words)
+                for bit in range(_CPU_WORD)
+                if int(word) >> bit & 1
+            ),
+            is_mig_capable=mig is not None,
+            is_mig_enabled=mig is not None and int(mig[0]) == self._nvml.NVML_DEVICE_MIG_ENABLE,
+        )
+
+    def _optional(self, function: str, *arguments: Any) -> Any:
+        try:
+            return self._call(function, *arguments)
+        except NvmlFailed as failure:
+            if failure.code in _MISSING:
+                return None
+            raise
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        call: Callable[..., Any] = getattr(self._nvml, function)
+        try:
+            return call(*arguments)
+        except pynvml.NVMLError as error:
+            kind = DeviceLost if error.value in _LOST else NvmlFailed
+            raise kind(function, error.value) from error
+
+
+def _address(handle: Any) -> int | None:
+    """Where a real handle points; two ctypes pointers to the same device are different objects."""
+    contents = getattr(handle, "contents", None) if not isinstance(handle, int) else None
+    return None if contents is None else int(pynvml.addressof(contents))
+
+
+def open_devices(simulated_node: Path | None) -> Devices:
+    """The devices of the simulated node at this socket; without one, the machine's own. Not started yet.
+
+    The choice is told, not guessed: a machine with a driver may well run simulated nodes for a demonstration.
+    """
+    if simulated_node is not None:
+        return Devices(SimulatedNvml(simulated_node), is_simulated=True)
+    return Devices(pynvml, is_simulated=False)
+
+
+def has_driver() -> bool:
+    """True where NVML can be started on this machine."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    pynvml.nvmlShutdown()
+    return True

@@ -1,0 +1,163 @@
+"""Who gets how many SMs of one device, and when kernels are done: a fluid model of time sharing; pure.
+
+Groups take turns on the whole device, as contexts of separate processes do; the streams of one group run side by side,
+as the clients of one MPS server do, each within its cap. Turns are modelled as equal shares rather than slices, so
+that a kernel's duration depends on its neighbours and on nothing else: the same history gives the same times.
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Final
+
+_WINDOW_US: Final = 1_000_000
+"""NVML's utilisation looks back over a second at most."""
+_STEP_US: Final = 50_000
+_DONE: Final = 1e-6
+"""Below this many SM-microseconds a kernel is finished: what floats leave over."""
+
+
+class Meter:
+    """A growing total, and its growth over the last second."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._marks: deque[tuple[float, float]] = deque()
+        """Points (microseconds, total) of the curve; straight between them, flat after the last."""
+
+    def add(self, amount: float, since_us: float, until_us: float) -> None:
+        """Let the total grow evenly within this span; spans come in order."""
+        if not self._marks or self._marks[-1][0] < since_us:
+            self._marks.append((since_us, self.total))
+        self.total += amount
+        if len(self._marks) >= 2 and until_us - self._marks[-2][0] < _STEP_US:
+            self._marks[-1] = (until_us, self.total)  # Many short spans become one.
+        else:
+            self._marks.append((until_us, self.total))
+        while len(self._marks) > 2 and self._marks[1][0] <= until_us - _WINDOW_US:
+            self._marks.popleft()
+
+    def growth_fraction(self, now_us: int, per_us: float) -> float:
+        """Growth over the last second against ``per_us`` in each microsecond, 0 to 1."""
+        since = max(0, now_us - _WINDOW_US)
+        return min(1.0, (self.total - self._at(since)) / (max(now_us - since, 1) * per_us))
+
+    def _at(self, when_us: float) -> float:
+        later: tuple[float, float] | None = None
+        for mark in reversed(self._marks):
+            if mark[0] <= when_us:
+                if later is None:
+                    return mark[1]
+                return mark[1] + (later[1] - mark[1]) * (when_us - mark[0]) / (later[0] - mark[0])
+            later = mark
+        return later[1] if later is not None else self.total
+
+
+class _Stream:
+    def __init__(self, group: Hashable, cap_sms: float) -> None:
+        self.group = group
+        self.cap_sms = cap_sms
+        self.queue: deque[tuple[int, float]] = deque()
+        """Kernels in order: the SMs that each can use, and its remaining SM-microseconds."""
+        self.rate = 0.0
+        self.used = Meter()
+
+
+class DeviceClock:
+    """The kernels of one device, by stream."""
+
+    def __init__(self, sms: int) -> None:
+        self.sms = sms
+        self.active = Meter()
+        """Microseconds in which any kernel ran: NVML's utilisation."""
+        self.used = Meter()
+        """SM-microseconds used: what energy follows."""
+        self._streams: dict[int, _Stream] = {}
+        self._done: list[tuple[int, float]] = []
+        self._now = 0.0
+
+    def open(self, stream: int, group: Hashable, cap_sms: float, now_us: int) -> None:
+        """Add a stream that uses at most ``cap_sms`` at a time."""
+        self.advance(now_us)
+        self._streams[stream] = _Stream(group, max(1.0, min(cap_sms, self.sms)))
+
+    def close(self, stream: int, now_us: int) -> None:
+        """Drop a stream, its unfinished kernels with it."""
+        self.advance(now_us)
+        self._streams.pop(stream, None)
+        self._share()
+
+    def cancel(self, stream: int, now_us: int) -> None:
+        """Drop a stream's unfinished kernels; what it used stays counted."""
+        self.advance(now_us)
+        self._streams[stream].queue.clear()
+        self._share()
+
+    def submit(self, stream: int, sms: int, us: int, now_us: int) -> None:
+        """Queue a kernel that takes ``us`` where it gets ``sms`` SMs, and longer where it gets fewer."""
+        self.advance(now_us)
+        wanted = max(1, min(sms, self.sms))
+        self._streams[stream].queue.append((wanted, float(wanted * us)))
+        self._share()
+
+    def pending(self, stream: int) -> int:
+        """How many kernels of the stream are not finished."""
+        return len(self._streams[stream].queue)
+
+    def sm_use_fraction(self, stream: int, now_us: int) -> float:
+        """The stream's SM use over the last second, as a fraction of the device."""
+        return self._streams[stream].used.growth_fraction(now_us, self.sms)
+
+    def sm_us(self, stream: int) -> float:
+        """SM-microseconds that the stream has used."""
+        return self._streams[stream].used.total
+
+    def next_completion_us(self) -> float | None:
+        """When the next kernel ends if nothing changes; None if none runs."""
+        ends = [self._now + stream.queue[0][1] / stream.rate for stream in self._streams.values() if stream.queue]
+        return min(ends, default=None)
+
+    def take_done(self) -> list[tuple[int, float]]:
+        """(stream, end in microseconds) of every kernel that has ended since the last call, in order."""
+        done, self._done = self._done, []
+        return done
+
+    def advance(self, now_us: int) -> None:
+        """Run up to ``now_us``."""
+        while (end := self.next_completion_us()) is not None and end <= now_us:
+            self._run(end)
+            for number, stream in self._streams.items():
+                if stream.queue and stream.queue[0][1] <= _DONE:
+                    stream.queue.popleft()
+                    self._done.append((number, end))
+            self._share()
+        self._run(now_us)
+
+    def _run(self, until_us: float) -> None:
+        span = until_us - self._now
+        if span <= 0:
+            return
+        used = 0.0
+        for stream in self._streams.values():
+            if stream.queue:
+                sms, left = stream.queue[0]
+                part = min(left, stream.rate * span)
+                stream.queue[0] = (sms, left - part)
+                stream.used.add(part, self._now, until_us)
+                used += part
+        if used:
+            self.active.add(span, self._now, until_us)
+            self.used.add(used, self._now, until_us)
+        self._now = until_us
+
+    def _share(self) -> None:
+        """Equal turns for groups; within one, SMs go to the smallest wishes first and evenly beyond."""
+        groups: dict[Hashable, list[_Stream]] = {}
+        for stream in self._streams.values():
+            if stream.queue:
+                groups.setdefault(stream.group, []).append(stream)
+        for members in groups.values():
+            left, count = float(self.sms), len(members)
+            for stream in sorted(members, key=lambda member: min(member.queue[0][0], member.cap_sms)):
+                granted = min(stream.queue[0][0], stream.cap_sms, left / count)
+                left, count = left - granted, count - 1
+                stream.rate = granted / len(groups)

@@ -1,0 +1,403 @@
+"""pynvml's functions for a simulated node: same names, arguments, ctypes structs and exceptions.
+
+``SimulatedNvml`` is used in place of the module: what isn't simulated is pynvml's own (constants, structs, exception
+classes), and an NVML function that is missing here fails with FUNCTION_NOT_FOUND, as an older driver would.
+"""
+
+# ruff: noqa: D102  the names are pynvml's, and so is their documentation
+
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pynvml
+
+_MIB: Final = 1024 * 1024
+_SUPPORTED_EVENTS: Final = int(pynvml.nvmlEventTypeXidCriticalError)
+_NOT_AVAILABLE: Final = 0xFFFFFFFF
+_NO_SAMPLE: Final = pynvml.NVML_ERROR_NOT_FOUND
+
+
+def _raise(code: int) -> Any:
+    raise pynvml.NVMLError(code)
+
+
+class Link:
+    """A connection for questions, one at a time, made anew after the node was started again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+
+    def open(self) -> None:
+        """Connect now; raises OSError where no node listens."""
+        with self._lock:
+            self._connect()
+
+    def close(self) -> None:
+        """Disconnect; the next question connects anew."""
+        with self._lock:
+            self._drop()
+
+    def ask(self, operation: str, **fields: object) -> Any:
+        """The node's answer; its refusals as pynvml's exceptions."""
+        request = msgspec.json.encode({"op": operation, **fields}) + b"\n"
+        with self._lock:
+            try:
+                line = self._exchange(request)
+            except OSError:
+                self._drop()
+                try:
+                    line = self._exchange(request)
+                except OSError as error:
+                    self._drop()
+                    raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN) from error
+        answer = msgspec.json.decode(line)
+        if "error" in answer:
+            _raise(getattr(pynvml, answer["error"], pynvml.NVML_ERROR_UNKNOWN))
+        return answer["ok"]
+
+    def _exchange(self, request: bytes) -> bytes:
+        connection = self._socket or self._connect()
+        connection.sendall(request)
+        while b"\n" not in self._buffer:
+            data = connection.recv(65536)
+            if not data:
+                raise ConnectionResetError(self._path)
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _connect(self) -> socket.socket:
+        self._drop()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(self._path))
+        except OSError:
+            connection.close()
+            raise
+        self._socket = connection
+        return connection
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._buffer = b""
+
+
+class _Handle:
+    """A device's handle; opaque, as NVML's."""
+
+    def __init__(self, index: int, uuid: str) -> None:
+        self.index = index
+        self.uuid = uuid
+
+
+class _EventSet:
+    """Which devices' events are waited for, and from where on."""
+
+    def __init__(self, link: Link, after: int) -> None:
+        self.link = link
+        self.after = after
+        self.indexes: set[int] = set()
+
+
+class SimulatedNvml:
+    """In place of the module ``pynvml``, for the node at one socket. Thread-safe, as NVML is."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+        self._link = Link(socket_path)
+        self._count = 0
+        self._uuids: list[str] = []
+        self._handles: list[_Handle] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Pynvml's constants, structs and exceptions; its functions only where they are simulated."""
+        if name.startswith("nvml") and callable(getattr(pynvml, name, None)) and not _is_struct(name):
+            return _function_not_found
+        return getattr(pynvml, name)
+
+    # The library
+
+    def nvmlInit(self) -> None:
+        if self._count == 0:
+            try:
+                self._link.open()
+            except OSError as error:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED) from error
+            self._uuids = self._link.ask("system")["uuids"]
+            self._handles = [_Handle(index, uuid) for index, uuid in enumerate(self._uuids)]
+        self._count += 1
+
+    def nvmlShutdown(self) -> None:
+        self._check()
+        self._count -= 1
+        if self._count == 0:
+            self._link.close()
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return str(self._ask("system")["driver_version"])
+
+    def nvmlSystemGetNVMLVersion(self) -> str:
+        return f"{self._ask('system')['cuda_version'] // 1000}.{self._ask('system')['driver_version']}"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return int(self._ask("system")["cuda_version"])
+
+    nvmlSystemGetCudaDriverVersion = nvmlSystemGetCudaDriverVersion_v2  # noqa: N815
+
+    # Handles
+
+    def nvmlDeviceGetCount(self) -> int:
+        self._check()
+        return len(self._handles)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> _Handle:
+        self._check()
+        if not 0 <= index < len(self._handles):
+            _raise(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        self._device(self._handles[index])  # A lost board has no handle.
+        return self._handles[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> _Handle:
+        self._check()
+        text = uuid.decode() if isinstance(uuid, bytes) else uuid
+        if text not in self._uuids:
+            _raise(pynvml.NVML_ERROR_NOT_FOUND)
+        return self.nvmlDeviceGetHandleByIndex(self._uuids.index(text))
+
+    def nvmlDeviceGetHandleByPciBusId(self, pciBusId: str | bytes) -> _Handle:
+        self._check()
+        text = (pciBusId.decode() if isinstance(pciBusId, bytes) else pciBusId).upper()
+        for handle in self._handles:
+            if _bus_id(handle.index).endswith(text):
+                return self.nvmlDeviceGetHandleByIndex(handle.index)
+        return _raise(pynvml.NVML_ERROR_NOT_FOUND)  # type: ignore[no-any-return]
+
+    # What a device is
+
+    def nvmlDeviceGetIndex(self, handle: _Handle) -> int:
+        self._check()
+        return handle.index
+
+    def nvmlDeviceGetUUID(self, handle: _Handle) -> str:
+        self._device(handle)
+        return handle.uuid
+
+    def nvmlDeviceGetName(self, handle: _Handle) -> str:
+        return str(self._device(handle)["name"])
+
+    def nvmlDeviceGetSerial(self, handle: _Handle) -> str:
+        self._device(handle)
+        return str(int(handle.uuid[-12:], 16))
+
+    def nvmlDeviceGetMinorNumber(self, handle: _Handle) -> int:
+        self._device(handle)
+        return handle.index
+
+    def nvmlDeviceGetPciInfo_v3(self, handle: _Handle) -> Any:
+        self._device(handle)
+        info = pynvml.nvmlPciInfo_t()
+        info.domain, info.bus, info.device = 0, _bus(handle.index), 0
+        info.busId = _bus_id(handle.index).encode()
+        info.busIdLegacy = _bus_id(handle.index)[4:].encode()
+        return info
+
+    nvmlDeviceGetPciInfo = nvmlDeviceGetPciInfo_v3  # noqa: N815
+
+    def nvmlDeviceGetArchitecture(self, handle: _Handle) -> int:
+        return int(getattr(pynvml, f"NVML_DEVICE_ARCH_{self._device(handle)['architecture']}"))
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: _Handle) -> tuple[int, int]:
+        major, minor = self._device(handle)["compute_capability"]
+        return major, minor
+
+    def nvmlDeviceGetNumGpuCores(self, handle: _Handle) -> int:
+        return int(self._device(handle)["cores"])
+
+    def nvmlDeviceGetNumaNodeId(self, handle: _Handle) -> int:
+        self._device(handle)
+        return _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)  # type: ignore[no-any-return]  # as on PCIe boards
+
+    def nvmlDeviceGetCpuAffinity(self, handle: _Handle, cpuSetSize: int) -> Any:
+        """All CPUs of this machine: a simulated board is near to each of them."""
+        self._device(handle)
+        words = (pynvml.c_ulonglong * cpuSetSize)()
+        for cpu in range(min(os.cpu_count() or 1, 64 * cpuSetSize)):
+            words[cpu // 64] |= 1 << (cpu % 64)
+        return words
+
+    def nvmlDeviceGetMigMode(self, device: _Handle) -> list[int]:
+        if not self._device(device)["mig_capable"]:
+            _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_DISABLE]
+
+    # How it is
+
+    def nvmlDeviceGetMemoryInfo(self, handle: _Handle, version: int | None = None) -> Any:
+        state = self._device(handle)
+        total, reserved, used = (state[key] * _MIB for key in ("memory_mib", "reserved_mib", "used_mib"))
+        if version:
+            info = pynvml.c_nvmlMemory_v2_t()
+            info.version, info.reserved, info.used = version, reserved, used
+        else:
+            info = pynvml.c_nvmlMemory_t()
+            info.used = used + reserved
+        info.total, info.free = total, total - reserved - used
+        return info
+
+    def nvmlDeviceGetUtilizationRates(self, handle: _Handle) -> Any:
+        rates = pynvml.c_nvmlUtilization_t()
+        rates.gpu = self._device(handle)["gpu_percent"]
+        rates.memory = 0
+        return rates
+
+    def nvmlDeviceGetTemperature(self, handle: _Handle, sensor: int) -> int:
+        if sensor != pynvml.NVML_TEMPERATURE_GPU:
+            _raise(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return int(self._device(handle)["temperature_c"])
+
+    def nvmlDeviceGetPowerUsage(self, handle: _Handle) -> int:
+        return int(self._device(handle)["power_mw"])
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: _Handle) -> int:
+        return int(self._device(handle)["limit_mw"])
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: _Handle) -> int:
+        return int(self._device(handle)["energy_mj"])
+
+    # Who uses it
+
+    def nvmlDeviceGetComputeMode(self, handle: _Handle) -> int:
+        return _MODES[self._device(handle)["compute_mode"]]
+
+    def nvmlDeviceSetComputeMode(self, handle: _Handle, mode: int) -> None:
+        names = {number: name for name, number in _MODES.items()}
+        if mode not in names:
+            _raise(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        self._ask("set_compute_mode", index=handle.index, mode=names[mode])
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: _Handle) -> list[Any]:
+        return [_process(*entry) for entry in self._ask("processes", index=handle.index, mps=False)]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: _Handle) -> list[Any]:
+        return [_process(*entry) for entry in self._ask("processes", index=handle.index, mps=True)]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: _Handle, timeStamp: int) -> list[Any]:
+        """SM use of the last second; NOT_FOUND where no process has a context, as without a sample."""
+        del timeStamp
+        entries = self._ask("process_utilization", index=handle.index)
+        if not entries:
+            _raise(_NO_SAMPLE)
+        samples = []
+        for pid, percent in entries:
+            sample = pynvml.c_nvmlProcessUtilizationSample_t()
+            sample.pid, sample.smUtil = pid, percent
+            samples.append(sample)
+        return samples
+
+    def nvmlDeviceGetAccountingMode(self, handle: _Handle) -> int:
+        return int(self._device(handle)["accounting"])
+
+    def nvmlDeviceSetAccountingMode(self, handle: _Handle, mode: int) -> None:
+        self._ask("set_accounting", index=handle.index, enabled=bool(mode))
+
+    def nvmlDeviceGetAccountingPids(self, handle: _Handle) -> list[int]:
+        return list(self._ask("accounting_pids", index=handle.index))
+
+    def nvmlDeviceGetAccountingStats(self, handle: _Handle, pid: int) -> Any:
+        entry = self._ask("accounting_stats", index=handle.index, pid=pid)
+        stats = pynvml.c_nvmlAccountingStats_t()
+        stats.gpuUtilization, stats.memoryUtilization = entry["gpu_percent"], 0
+        stats.maxMemoryUsage = entry["peak_mib"] * _MIB
+        stats.time, stats.startTime = entry["time_ms"], entry["started_at_us"]
+        stats.isRunning = int(entry["is_running"])
+        return stats
+
+    # Events
+
+    def nvmlEventSetCreate(self) -> _EventSet:
+        after = self._ask("system")["event_sequence"]
+        return _EventSet(Link(self._path), after)  # A wait must not hold up questions, hence a link of its own.
+
+    def nvmlDeviceGetSupportedEventTypes(self, handle: _Handle) -> int:
+        self._device(handle)
+        return _SUPPORTED_EVENTS
+
+    def nvmlDeviceRegisterEvents(self, handle: _Handle, eventTypes: int, eventSet: _EventSet) -> None:
+        self._device(handle)
+        if eventTypes & ~_SUPPORTED_EVENTS:
+            _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if eventTypes:
+            eventSet.indexes.add(handle.index)
+
+    def nvmlEventSetWait_v2(self, eventSet: _EventSet, timeoutms: int) -> Any:
+        """The next event; raises NVMLError_Timeout where there is none in time."""
+        self._check()
+        event = eventSet.link.ask("event", after=eventSet.after, indexes=sorted(eventSet.indexes), timeout_ms=timeoutms)
+        if event is None:
+            _raise(pynvml.NVML_ERROR_TIMEOUT)
+        eventSet.after = event["sequence"]
+        # Pynvml's struct holds a pointer that means nothing here, so a friendly object takes its place.
+        return pynvml.nvmlFriendlyObject(
+            {
+                "device": self._handles[event["device"]],
+                "eventType": int(pynvml.nvmlEventTypeXidCriticalError),
+                "eventData": event["data"],
+                "gpuInstanceId": _NOT_AVAILABLE,
+                "computeInstanceId": _NOT_AVAILABLE,
+            }
+        )
+
+    nvmlEventSetWait = nvmlEventSetWait_v2  # noqa: N815
+
+    def nvmlEventSetFree(self, eventSet: _EventSet) -> None:
+        eventSet.link.close()
+
+    def _device(self, handle: _Handle) -> Any:
+        return self._ask("device", index=handle.index)
+
+    def _ask(self, operation: str, **fields: object) -> Any:
+        self._check()
+        return self._link.ask(operation, **fields)
+
+    def _check(self) -> None:
+        if self._count == 0:
+            _raise(pynvml.NVML_ERROR_UNINITIALIZED)
+
+
+_MODES: Final[dict[str, int]] = {
+    "default": pynvml.NVML_COMPUTEMODE_DEFAULT,
+    "prohibited": pynvml.NVML_COMPUTEMODE_PROHIBITED,
+    "exclusive_process": pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+}
+
+
+def _is_struct(name: str) -> bool:
+    return isinstance(getattr(pynvml, name), type)
+
+
+def _function_not_found(*_arguments: object, **_options: object) -> Any:
+    _raise(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+
+def _bus(index: int) -> int:
+    return 0x10 + 8 * index
+
+
+def _bus_id(index: int) -> str:
+    return f"00000000:{_bus(index):02X}:00.0"
+
+
+def _process(pid: int, mib: int) -> Any:
+    info = pynvml.c_nvmlProcessInfo_v3_t()
+    info.pid, info.usedGpuMemory = pid, mib * _MIB
+    info.gpuInstanceId = info.computeInstanceId = _NOT_AVAILABLE
+    return pynvml.nvmlStructToFriendlyObject(info)
