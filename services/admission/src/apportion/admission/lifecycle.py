@@ -26,9 +26,9 @@ BACKOFF_S_MAX: Final = 300
 _LIVE: Final = frozenset({RunState.PLACED, RunState.STARTED})
 _SETTLED: Final = frozenset({RunState.RELEASED, RunState.LOST})
 _MOVES_AT_ONCE: Final = frozenset(
-    {RunCause.NODE_LOST, RunCause.PREEMPTED, RunCause.DRAINED, RunCause.GANG_BROKEN},
+    {RunCause.NODE_LOST, RunCause.PREEMPTED, RunCause.DRAINED, RunCause.GANG_BROKEN, RunCause.STALE},
 )
-"""Free ends after which waiting helps nobody: what ended the run was told to the placer as well."""
+"""Free ends after which waiting helps nobody: what ended the run, the placer knows as well."""
 
 
 def is_settled(job: JobView) -> bool:

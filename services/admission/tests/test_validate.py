@@ -1,0 +1,290 @@
+"""One job request by itself: what is filled in, and what is refused under which name."""
+
+from typing import Any
+
+import pytest
+
+from apportion.admission.refusals import Refused
+from apportion.admission.validate import DEFAULT_SHARES, ShareDefaults, job_spec
+from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, WorkloadKind
+from apportion.contracts.events import DeviceChoice, Gang, JobRequested, JobSpec, Resources, Retry, Workload
+from apportion.contracts.testing import NOON, a_job_request
+
+S = 1_000_000_000
+
+
+def spec_of(request: JobRequested) -> JobSpec:
+    spec = job_spec(request, NOON)
+    assert isinstance(spec, JobSpec), spec
+    return spec
+
+
+def refusal_of(request: JobRequested) -> tuple[Refusal, str]:
+    refused = job_spec(request, NOON)
+    assert isinstance(refused, Refused), refused
+    assert refused.message()
+    return refused.code, refused.field
+
+
+def with_resources(**fields: Any) -> JobRequested:
+    return a_job_request(resources=Resources(**fields))
+
+
+def with_kind(kind: WorkloadKind, **resources: Any) -> JobRequested:
+    return a_job_request(
+        workload=Workload(command=("/bin/true",), kind=kind), resources=Resources(**(resources or {"gpu": 1}))
+    )
+
+
+def test_a_plain_request_becomes_this_spec() -> None:
+    """The whole outcome, so that a new default can't slip in unseen."""
+    assert spec_of(a_job_request()) == JobSpec(
+        queue=a_job_request().queue,  # type: ignore[arg-type]
+        kind=WorkloadKind.BATCH,
+        command=("/bin/true",),
+        service_class=ServiceClass.BATCH,
+        priority=500,
+        preemptible=True,
+        replicas=1,
+        devices=1,
+        compute_milli=250,
+        memory_mib=4096,
+        mode=None,
+        retry_limit=0,
+        backoff_s=1,
+        grace_s=10,
+    )
+
+
+def test_every_field_that_is_honoured_arrives_in_the_spec() -> None:
+    """A field that is accepted and lost on the way would be ignored silently."""
+    request = a_job_request(
+        workload=Workload(command=("/bin/sh", "-c", "true"), env={"A": "1"}, kind=WorkloadKind.TRAINING),
+        resources=Resources(
+            gpu=2,
+            gpu_memory_mib=40_000,
+            mode=Mode.MPS,
+            device=DeviceChoice(models=("h100-80", "a100-80"), vendor="nvidia"),
+            cpu_milli=4000,
+            memory_mib=16_000,
+        ),
+        service_class=ServiceClass.SPOT,
+        priority=0,
+        preemptible=False,
+        gang=Gang(size=4, min=4),
+        time_limit_s=60,
+        max_wait_s=70,
+        min_runtime_s=80,
+        not_before="2026-09-01T12:00:01Z",
+        deadline="2026-09-01T14:00:02.5+02:00",
+        retry=Retry(limit=3, on=(RunCause.KILLED,), backoff_s=7, memory_factor_pct=100),
+        grace_s=0,
+        labels={"team": "a"},
+    )
+    assert spec_of(request) == JobSpec(
+        queue=request.queue,  # type: ignore[arg-type]
+        kind=WorkloadKind.TRAINING,
+        command=("/bin/sh", "-c", "true"),
+        env={"A": "1"},
+        service_class=ServiceClass.SPOT,
+        priority=0,
+        preemptible=False,
+        replicas=4,
+        devices=2,
+        compute_milli=1000,
+        memory_mib=40_000,
+        mode=Mode.MPS,
+        models=("h100-80", "a100-80"),
+        cpu_milli=4000,
+        host_memory_mib=16_000,
+        time_limit_s=60,
+        not_before_at=NOON + S,
+        deadline_at=NOON + 2 * S + S // 2,
+        retry_limit=3,
+        retry_on=(RunCause.KILLED,),
+        backoff_s=7,
+        grace_s=0,
+        min_runtime_s=80,
+        max_wait_s=70,
+        labels={"team": "a"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ({"gpu": 4}, (4, 1000, 0, Mode.EXCLUSIVE)),
+        ({"gpu": 1, "mode": Mode.TIMESLICE}, (1, 1000, 0, Mode.TIMESLICE)),
+        ({"gpu": 2, "gpu_memory_mib": 70_000}, (2, 1000, 70_000, Mode.EXCLUSIVE)),
+        ({"gpu": 1, "gpu_milli": 250}, (1, 250, 4096, None)),
+        ({"gpu_milli": 250}, (1, 250, 4096, None)),
+        ({"gpu_milli": 1000}, (1, 1000, 0, Mode.EXCLUSIVE)),
+        ({"gpu_milli": 1000, "gpu_memory_mib": 512}, (1, 1000, 512, None)),
+        ({"gpu_milli": 1, "gpu_memory_mib": 512, "mode": Mode.MPS}, (1, 1, 512, Mode.MPS)),
+        ({"gpu_memory_mib": 512}, (1, 200, 512, None)),
+        ({"gpu_memory_mib": 512, "mode": Mode.EXCLUSIVE}, (1, 1000, 512, Mode.EXCLUSIVE)),
+    ],
+)
+def test_a_share_that_is_half_said_is_completed_by_kind(
+    resources: dict[str, Any], expected: tuple[int, int, int, Mode | None]
+) -> None:
+    """Devices, milli-GPU, MiB (0: the whole device) and mode, of an inference service."""
+    spec = spec_of(with_kind(WorkloadKind.INFERENCE, **resources))
+    assert (spec.devices, spec.compute_milli, spec.memory_mib, spec.mode) == expected
+
+
+def test_training_without_a_size_gets_more_than_inference() -> None:
+    """80 % and 32 GiB against 20 % and 4 GiB."""
+    by_memory = spec_of(with_kind(WorkloadKind.TRAINING, gpu_memory_mib=1024))
+    by_compute = spec_of(with_kind(WorkloadKind.TRAINING, gpu_milli=500))
+    assert (by_memory.compute_milli, by_compute.memory_mib) == (800, 32_768)
+
+
+def test_a_pool_may_set_its_own_default_shares() -> None:
+    """What a small share is depends on the devices that the pool has."""
+    shares = {**DEFAULT_SHARES, WorkloadKind.BATCH: ShareDefaults(compute_milli=100, memory_mib=1000)}
+    spec = job_spec(with_resources(gpu_milli=300), NOON, shares)
+    assert isinstance(spec, JobSpec)
+    assert (spec.compute_milli, spec.memory_mib) == (300, 1000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "service_class", "preemptible"),
+    [
+        (WorkloadKind.INFERENCE, ServiceClass.ONLINE, False),
+        (WorkloadKind.TRAINING, ServiceClass.STANDARD, True),
+        (WorkloadKind.INTERACTIVE, ServiceClass.STANDARD, True),
+        (WorkloadKind.HPC, ServiceClass.STANDARD, True),
+        (WorkloadKind.BATCH, ServiceClass.BATCH, True),
+    ],
+)
+def test_the_kind_sets_class_and_preemption(kind: WorkloadKind, service_class: ServiceClass, preemptible: bool) -> None:
+    """Those who serve people go first, and aren't moved for others."""
+    spec = spec_of(with_kind(kind))
+    assert (spec.service_class, spec.preemptible) == (service_class, preemptible)
+
+
+def test_a_job_without_a_device_says_so_and_holds_none() -> None:
+    """Preprocessing belongs into the same queue, and must not take a GPU."""
+    spec = spec_of(with_resources(device=DeviceChoice(kind="cpu"), cpu_milli=500, memory_mib=64))
+    assert (spec.devices, spec.compute_milli, spec.memory_mib, spec.mode, spec.cpu_milli) == (0, 0, 0, None, 500)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"workload": Workload(image="nginx")}, "workload.image"),
+        ({"workload": Workload(command=("a",), mounts=("/data",))}, "workload.mounts"),
+        ({"resources": Resources(gpu=1, mode=Mode.MIG)}, "resources.mode"),
+        ({"resources": Resources(gpu=1, mig_profile="1g.10gb")}, "resources.mig_profile"),
+        ({"resources": Resources(gpu=1, disk_mib=1)}, "resources.disk_mib"),
+        ({"resources": Resources(gpu=1, encoders=1)}, "resources.encoders"),
+        ({"resources": Resources(gpu=1, pcie_mbps=1)}, "resources.pcie_mbps"),
+        ({"resources": Resources(gpu=1, numa="strict")}, "resources.numa"),
+        ({"resources": Resources(gpu=1, numa="preferred")}, "resources.numa"),
+        ({"resources": Resources(gpu=1, cpu_bind=True)}, "resources.cpu_bind"),
+        ({"resources": Resources(gpu=1, device=DeviceChoice(kind="tpu"))}, "resources.device.kind"),
+        ({"resources": Resources(gpu=1, device=DeviceChoice(vendor="amd"))}, "resources.device.vendor"),
+        ({"resources": Resources(gpu=1, device=DeviceChoice(min_arch="hopper"))}, "resources.device.min_arch"),
+        (
+            {"resources": Resources(gpu=1, device=DeviceChoice(min_compute_capability="9.0"))},
+            "resources.device.min_compute_capability",
+        ),
+        ({"gang": Gang(size=4, min=2)}, "gang.min"),
+        ({"gang": Gang(size=4, topology_key="rack")}, "gang.topology_key"),
+        ({"gang": Gang(size=4, required=True)}, "gang.required"),
+        ({"retry": Retry(limit=1, avoid_same_node=True)}, "retry.avoid_same_node"),
+        ({"retry": Retry(limit=1, memory_factor_pct=150)}, "retry.memory_factor_pct"),
+        ({"job_set": "nightly"}, "job_set"),
+        ({"dry_run": True}, "dry_run"),
+    ],
+)
+def test_what_nobody_can_honour_yet_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    """Silently ignored, it would be a promise that we break."""
+    assert refusal_of(a_job_request(**changes)) == (Refusal.NOT_SUPPORTED, field)
+
+
+def test_asking_for_nothing_is_no_reason_to_refuse() -> None:
+    """Publishers that write every field with its empty value are understood."""
+    request = a_job_request(
+        resources=Resources(gpu=1, disk_mib=0, encoders=0, pcie_mbps=0, numa="none", cpu_bind=False),
+        gang=Gang(size=2, min=2, required=False),
+        retry=Retry(avoid_same_node=False, memory_factor_pct=100),
+    )
+    assert spec_of(request).replicas == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LD_PRELOAD",
+        "LD_AUDIT",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "NVIDIA_VISIBLE_DEVICES",
+        "APPORTION_RUN",
+    ],
+)
+def test_names_that_confine_the_job_are_the_nodes_to_set(name: str) -> None:
+    """A process that chooses its own devices is in nobody's slice."""
+    request = a_job_request(workload=Workload(command=("a",), env={"OK": "1", name: "x"}))
+    assert refusal_of(request) == (Refusal.FIELD_INVALID, f"workload.env.{name}")
+
+
+def test_ordinary_names_pass() -> None:
+    """Only what the node sets is refused."""
+    env = {"PATH": "/usr/bin", "CUDA_LAUNCH_BLOCKING": "1", "MY_NVIDIA_": "1"}
+    assert spec_of(a_job_request(workload=Workload(command=("a",), env=env))).env == env
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"workload": Workload()}, (Refusal.FIELD_MISSING, "workload.command")),
+        ({"workload": Workload(command=("", "x"))}, (Refusal.FIELD_INVALID, "workload.command[0]")),
+        ({"resources": Resources()}, (Refusal.FIELD_MISSING, "resources.gpu")),
+        ({"resources": Resources(cpu_milli=100)}, (Refusal.FIELD_MISSING, "resources.gpu")),
+        ({"resources": Resources(gpu=2, gpu_milli=500)}, (Refusal.FIELD_CONFLICT, "resources.gpu_milli")),
+        ({"resources": Resources(gpu_milli=500, mode=Mode.EXCLUSIVE)}, (Refusal.FIELD_CONFLICT, "resources.mode")),
+        (
+            {"resources": Resources(gpu=1, device=DeviceChoice(kind="cpu"), cpu_milli=1)},
+            (Refusal.FIELD_CONFLICT, "resources.device.kind"),
+        ),
+        (
+            {"resources": Resources(mode=Mode.MPS, device=DeviceChoice(kind="cpu"), cpu_milli=1)},
+            (Refusal.FIELD_CONFLICT, "resources.device.kind"),
+        ),
+        (
+            {"resources": Resources(device=DeviceChoice(kind="cpu"))},
+            (Refusal.FIELD_MISSING, "resources.cpu_milli"),
+        ),
+        ({"gang": Gang(size=2, min=3)}, (Refusal.FIELD_CONFLICT, "gang.min")),
+        ({"retry": Retry(on=(RunCause.KILLED, RunCause.SUCCESS))}, (Refusal.FIELD_INVALID, "retry.on[1]")),
+        ({"retry": Retry(on=(RunCause.CANCELLED,))}, (Refusal.FIELD_INVALID, "retry.on[0]")),
+        ({"deadline": "2026-09-01T12:00:00Z"}, (Refusal.EXPIRED, "deadline")),
+        ({"deadline": "2026-02-31T12:00:00Z"}, (Refusal.FIELD_INVALID, "deadline")),
+        ({"deadline": "9999-01-01T00:00:00Z"}, (Refusal.FIELD_INVALID, "deadline")),
+        ({"not_before": "0001-01-01T00:00:00Z"}, (Refusal.FIELD_INVALID, "not_before")),
+        ({"not_before": "2026-09-01T12:00:00+99:99"}, (Refusal.FIELD_INVALID, "not_before")),
+        (
+            {"not_before": "2026-09-01T13:00:00Z", "deadline": "2026-09-01T13:00:00Z"},
+            (Refusal.FIELD_CONFLICT, "not_before"),
+        ),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_with_its_field(
+    changes: dict[str, Any], expected: tuple[Refusal, str]
+) -> None:
+    """The publisher has to find the line that is wrong."""
+    assert refusal_of(a_job_request(**changes)) == expected
+
+
+def test_a_refusal_reads_as_plain_words_with_the_next_step() -> None:
+    """It is read by people who don't know our code."""
+    refused = job_spec(with_resources(gpu=2, gpu_milli=500), NOON)
+    assert isinstance(refused, Refused)
+    assert refused.message() == (
+        "resources.gpu_milli: expected nothing beside gpu above 1, found gpu 2 and gpu_milli 500. "
+        "A share is of one device: ask for whole devices, or make the job a gang of shares."
+    )
