@@ -1,0 +1,291 @@
+"""What holds for admission over any history: one answer a wish, one end a job, and the same from any snapshot."""
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from apportion.admission import core
+from apportion.admission.testing import History
+from apportion.contracts import events as ev
+from apportion.contracts.causes import Refusal, RunCause
+from apportion.contracts.envelope import Entry, Stream, Undecodable
+from apportion.contracts.ids import OPERATOR, NodeId, RunId, TenantId
+from apportion.contracts.testing import NOON, a_job_request, a_node, a_placement, a_queue
+from apportion.pool.state import JobState, RunState
+
+S = 1_000_000_000
+NODES = ("node-1", "node-2")
+CAUSES = (
+    RunCause.SUCCESS,
+    RunCause.USER_ERROR,
+    RunCause.OUT_OF_MEMORY,
+    RunCause.NODE_LOST,
+    RunCause.ENFORCEMENT_FAILED,
+    RunCause.TIME_LIMIT,
+    RunCause.CANCELLED,
+    RunCause.GANG_BROKEN,
+)
+TERMINAL = (ev.JobSucceeded, ev.JobFailed, ev.JobCancelled, ev.JobExpired)
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 5), st.integers(0, 11)),
+        st.tuples(st.just("repeat"), st.integers(0, 5)),
+        st.tuples(st.just("cancel"), st.integers(0, 3), st.integers(0, 5)),
+        st.tuples(st.just("queue"), st.booleans(), st.integers(0, 3)),
+        st.tuples(st.just("garbage"), st.integers(0, 4)),
+        st.tuples(st.just("drain")),
+        st.tuples(st.just("decide")),
+        st.tuples(st.just("redeliver"), st.integers(0, 50)),
+        st.tuples(st.just("place"), st.integers(0, 3), st.integers(0, 1)),
+        st.tuples(st.just("start"), st.integers(0, 5)),
+        st.tuples(st.just("finish"), st.integers(0, 5), st.sampled_from(CAUSES)),
+        st.tuples(st.just("release"), st.integers(0, 5)),
+        st.tuples(st.just("fence"), st.integers(0, 1)),
+        st.tuples(st.just("register"), st.integers(0, 1)),
+        st.tuples(st.just("wait"), st.integers(1, 90)),
+    ),
+    max_size=60,
+)
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"job_id": None},
+    {"job_id": "b", "gang": ev.Gang(size=3)},
+    {"job_id": "c", "retry": ev.Retry(limit=2, backoff_s=0)},
+    {"job_id": "d", "time_limit_s": 20},
+    {"job_id": "e", "deadline": "2026-09-01T12:01:30Z"},
+    {"job_id": None, "idempotency_key": "k"},
+    {"job_id": None, "idempotency_key": "k", "priority": 1},
+    {"queue": "late"},
+    {"job_id": "f", "dry_run": True},
+    {"tenant": "other"},
+    {"job_id": "g", "gang": ev.Gang(size=3), "retry": ev.Retry(limit=1), "time_limit_s": 30},
+)
+JOBS = ("acme/train-7", "acme/b", "acme/job-1", "acme/e", "acme/g", "acme/nobody")
+
+
+class Driven(History):
+    """A history made of steps: the world does as it likes, within what placer and agents would state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = NOON
+        self.told: set[tuple[str, RunId]] = set()
+        for node in NODES:
+            self.fact(a_node(node))
+        self.fact(a_queue(tenants=("acme",)))
+
+    def take(self, step: tuple[Any, ...]) -> None:
+        """One step; one that makes no sense now is none."""
+        match step:
+            case ("ask", source, number):
+                self.ask(a_job_request(**REQUESTS[number]), f"e-{source}-{number}")
+            case ("repeat", number):
+                wishes = [e for e in self.entries if isinstance(e.event, ev.JobRequested)]
+                if wishes:
+                    again = wishes[number % len(wishes)]
+                    assert isinstance(again.event, ev.JobRequested)
+                    self.ask(again.event, again.event_id)
+            case ("cancel", who, number):
+                tenant = OPERATOR if who == 0 else TenantId("acme" if who < 3 else "other")
+                self.wish(ev.JobCancelRequested(job_id=JOBS[number]), tenant=tenant, at=self.now)
+            case ("queue", by_operator, number):
+                wish = ev.QueueUpsertRequested(queue=("main", "late")[number % 2], tenants=("acme",))
+                self.wish(wish, tenant=OPERATOR if by_operator else TenantId("acme"), at=self.now)
+            case ("garbage", number):
+                kind = ("JobRequested", "JobCancelRequested", "Nonsense", "NodeDrainRequested", "")[number]
+                self.wish(Undecodable(code=Refusal.NOT_JSON, type=kind, size=3))
+            case ("drain",):
+                self.wish(ev.NodeDrainRequested(node_id="node-1", reason="r"), tenant=OPERATOR)
+            case ("decide",):
+                self.round()
+            case ("redeliver", number):
+                core.evolve(self.state, self.entries[number % len(self.entries)])
+            case ("wait", seconds):
+                self.now += seconds * S
+            case ("place", number, node):
+                self.place_some(number, NODES[node])
+            case ("start" | "finish" | "release" as what, number, *rest):
+                self.tell(what, number, rest[0] if rest else RunCause.SUCCESS)
+            case ("fence", node):
+                view = self.state.pool.nodes[NodeId(NODES[node])]
+                runs = tuple(sorted(view.runs))
+                self.fact(ev.NodeFenced(node_id=view.node_id, epoch=view.epoch + 1, runs=runs), at=self.now)
+            case ("register", node):
+                view = self.state.pool.nodes[NodeId(NODES[node])]
+                self.fact(a_node(NODES[node], epoch=view.epoch), at=self.now)
+            case _:
+                raise AssertionError(step)
+
+    def ask(self, request: ev.JobRequested, event_id: str) -> None:
+        """Somebody publishes a job request."""
+        self.wish(request, event_id=event_id, at=self.now, expires_at=NOON + 100 * S)
+
+    def round(self) -> list[ev.Fact]:
+        """One decision, which comes round."""
+        facts = self.decide(self.now)
+        for fact in facts:
+            self.fact(fact, at=self.now)
+        return facts
+
+    def place_some(self, number: int, node: str) -> None:
+        """The placer places every replica of a waiting job."""
+        waiting = sorted(job for job, view in self.state.pool.jobs.items() if view.state is JobState.QUEUED)
+        if waiting:
+            job = self.state.pool.jobs[waiting[number % len(waiting)]]
+            epoch = self.state.pool.nodes[NodeId(node)].epoch
+            for replica in range(job.spec.replicas):
+                placed = a_placement(
+                    job.job_id, replica=replica, attempt=job.attempt, node=node, node_epoch=epoch, memory_mib=1
+                )
+                self.fact(placed, at=self.now)
+
+    def tell(self, what: str, number: int, cause: RunCause) -> None:
+        """An agent states what comes next of a run that was ever placed, late or not, and each thing once."""
+        placed = [e.event for e in self.entries if isinstance(e.event, ev.RunPlaced)]
+        ready = [
+            run
+            for run in placed
+            if (what, run.run_id) not in self.told
+            and (what != "start" or ("finish", run.run_id) not in self.told)
+            and (what != "release" or ("finish", run.run_id) in self.told)
+        ]
+        if not ready:
+            return
+        run = ready[number % len(ready)]
+        self.told.add((what, run.run_id))
+        fact: ev.Fact
+        if what == "start":
+            fact = ev.RunStarted(run_id=run.run_id, node_id=run.node_id, pid=1, started_at=self.now)
+        elif what == "finish":
+            fact = ev.RunFinished(run_id=run.run_id, node_id=run.node_id, cause=cause, finished_at=self.now)
+        else:
+            fact = ev.RunReleased(run_id=run.run_id, node_id=run.node_id, released_at=self.now)
+        self.fact(fact, at=self.now)
+
+    def finish_all(self) -> None:
+        """Faults stop: whatever waits runs and ends well, and admission is heard out."""
+        for _ in range(200):
+            progressed = bool(self.round())
+            for node in range(len(NODES)):
+                view = self.state.pool.nodes[NodeId(NODES[node])]
+                if not view.is_usable:
+                    self.take(("register", node))
+            if any(view.state is JobState.QUEUED for view in self.state.pool.jobs.values()):
+                self.place_some(0, NODES[0])
+                progressed = True
+            for what in ("start", "finish", "release"):
+                for run in [r for job in self.state.pool.jobs.values() for r in job.runs.values()]:
+                    if run.state not in {RunState.RELEASED, RunState.LOST}:
+                        before = len(self.entries)
+                        self.tell(what, 0, RunCause.SUCCESS)
+                        progressed = progressed or len(self.entries) > before
+            if not progressed:
+                return
+        raise AssertionError("jobs that could end did not")
+
+
+def driven(taken: list[tuple[Any, ...]]) -> Driven:
+    history = Driven()
+    for step in taken:
+        history.take(step)
+    return history
+
+
+def answered_wishes(entries: list[Entry]) -> Counter[int]:
+    own = (
+        ev.JobAdmitted,
+        ev.JobRejected,
+        ev.JobDuplicate,
+        ev.WishRejected,
+        ev.QueueUpserted,
+        ev.JobStopping,
+        ev.JobCancelled,
+    )
+    return Counter(e.event.answers for e in entries if isinstance(e.event, own) and e.event.answers)
+
+
+def is_admissions(entry: Entry) -> bool:
+    return entry.stream is Stream.WISHES and not entry.subject_type.startswith("Node")
+
+
+many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@many
+@given(steps)
+def test_every_wish_has_exactly_one_answer_and_every_job_exactly_one_end(taken: list[tuple[Any, ...]]) -> None:
+    """The two promises that a publisher builds on."""
+    history = driven(taken)
+    history.finish_all()
+    expected = Counter(entry.seq for entry in history.entries if is_admissions(entry))
+    assert answered_wishes(history.entries) == expected
+    admitted = Counter(e.event.job_id for e in history.entries if isinstance(e.event, ev.JobAdmitted))
+    ended = Counter(e.event.job_id for e in history.entries if isinstance(e.event, TERMINAL))
+    assert ended == admitted
+    assert set(admitted.values()) <= {1}
+    assert history.state.pool.jobs == {}
+
+
+@many
+@given(steps)
+def test_once_its_answer_was_folded_admission_is_silent(taken: list[tuple[Any, ...]]) -> None:
+    """Otherwise it would go round in circles, or say a thing twice after a crash."""
+    history = driven(taken)
+    history.settle(history.now)
+    assert history.decide(history.now) == []
+    wake = core.wake_at(history.state, history.now)
+    assert wake is None or wake > history.now
+    if wake is not None:
+        assert history.decide(wake - 1) == []
+        assert history.decide(wake) != []
+
+
+@many
+@given(steps, st.randoms(use_true_random=False))
+def test_the_state_does_not_depend_on_how_the_two_streams_interleave(taken: list[tuple[Any, ...]], random: Any) -> None:
+    """They are two streams: nothing orders an entry of one against an entry of the other."""
+    history = driven(taken)
+    streams = {
+        stream: [entry for entry in history.entries if entry.stream is stream]
+        for stream in (Stream.WISHES, Stream.FACTS)
+    }
+    state = core.initial()
+    while any(streams.values()):
+        stream = random.choice([stream for stream, entries in streams.items() if entries])
+        core.evolve(state, streams[stream].pop(0))
+    assert core.snapshot(state) == core.snapshot(history.state)
+    assert core.decide(state, history.now) == history.decide(history.now)
+    assert core.wake_at(state, history.now) == core.wake_at(history.state, history.now)
+
+
+@many
+@given(steps, st.integers(0, 200))
+def test_a_replay_from_any_snapshot_is_the_same(taken: list[tuple[Any, ...]], cut: int) -> None:
+    """A restart is a replay; indexes that are computed anew must say what those kept up to date said."""
+    history = driven(taken)
+    at = cut % (len(history.entries) + 1)
+    state = core.initial()
+    for entry in history.entries[:at]:
+        core.evolve(state, entry)
+    written = core.snapshot(state)
+    state = core.restore(written)
+    assert core.snapshot(state) == written
+    for entry in history.entries:  # the reader may start too early
+        core.evolve(state, entry)
+    assert core.snapshot(state) == core.snapshot(history.state)
+    assert core.decide(state, history.now) == history.decide(history.now)
+    assert core.wake_at(state, history.now) == core.wake_at(history.state, history.now)
+    assert core.position(state) == core.position(history.state)
+
+
+@many
+@given(steps)
+def test_deciding_changes_nothing(taken: list[tuple[Any, ...]]) -> None:
+    """A decision whose publishing failed is made again."""
+    history = driven(taken)
+    before = core.snapshot(history.state)
+    assert history.decide(history.now) == history.decide(history.now)
+    assert core.snapshot(history.state) == before
