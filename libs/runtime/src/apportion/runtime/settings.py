@@ -21,6 +21,8 @@ CONFIG_FILE: Final = "apportion.toml"
 COMMON_TABLE: Final = "common"
 TABLES: Final = (COMMON_TABLE, "admission", "placer", "node-agent", "monitor", "cli")
 """Every table that the file may have: one file configures all services of a machine."""
+_LISTS: Final = ("queue",)
+"""Lists of tables which are wishes rather than settings (``[[queue]]``): `apportion up` reads and publishes them."""
 _OTHER_ENV: Final = frozenset({"CONFIG", "NATS_SERVER"})
 """Variables with our prefix which are no settings: where the file is, and which nats-server to start."""
 _HINT_CUTOFF: Final = 0.6
@@ -246,6 +248,8 @@ def _from_file(path: Path, table: str, fields: Mapping[str, msgspec.structs.Fiel
     except OSError as err:
         raise SettingsInvalid(where=str(path), key="", expected="a readable file", found=str(err)) from err
     for name, content in tables.items():
+        if name in _LISTS and isinstance(content, list):
+            continue
         if name not in TABLES:
             expected = f"one of the tables {', '.join(f'[{known}]' for known in TABLES)}"
             found = f"the table [{name}]" if isinstance(content, dict) else f"the key {name} outside of any table"
