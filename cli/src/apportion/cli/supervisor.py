@@ -1,0 +1,405 @@
+"""One machine's pool as processes of the operating system: started in order, watched, restarted, ended without a trace.
+
+::
+
+    apportion up ─┬─ nats-server            (EmbeddedServer, in this process's care)
+                  ├─ apportion.admission    ┐
+                  ├─ apportion.placer       │ one process each, restarted when it dies: after 0.1 s, then 0.2 … 5 s
+                  ├─ apportion.monitor      │
+                  └─ apportion.node_agent   ┘ one per node; its simulated node and its runs are processes of their own
+
+What the services decide is theirs. This module knows their command lines, their files and their signals.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from apportion.cli import leftovers
+from apportion.cli.leftovers import Kind
+from apportion.cli.places import PoolNote, start_ticks, write_note
+from apportion.cli.queues import wishes
+from apportion.contracts.events import QueueUpsertRequested
+from apportion.contracts.ids import PoolId
+from apportion.runtime.embedded import EmbeddedServer
+from apportion.runtime.stream import Bus
+
+BACKOFF_S_MIN: Final = 0.1
+BACKOFF_S_MAX: Final = 5.0
+SETTLED_S: Final = 10.0
+"""A service that lived this long had started well: its next death is answered at once again."""
+READY_S_MAX: Final = 60.0
+DRAIN_S_MAX: Final = 10.0
+_POLL_S: Final = 0.03
+_OF_NODES: Final = frozenset({Kind.SIMULATOR, Kind.SHIM, Kind.RUN})
+
+log = structlog.get_logger(__name__)
+
+
+class PoolNotReady(Exception):
+    """A service did not become ready in time."""
+
+    exit_code = 1
+
+    def __init__(self, *, missing: Sequence[str], waited_s: float, log_dir: Path, tails: str) -> None:
+        self.missing = tuple(missing)
+        super().__init__(
+            f"not ready after {waited_s:.0f} s: {', '.join(missing)}. Their logs are in {log_dir}; the last lines:\n{tails}"
+        )
+
+
+class NodePlan(Struct, frozen=True, kw_only=True):
+    """One node: simulated with these devices, or this machine's own."""
+
+    name: str
+    devices: int = 0
+    profile: str = ""
+
+    @property
+    def is_simulated(self) -> bool:
+        """True where the devices are made up."""
+        return self.devices > 0
+
+
+class PoolPlan(Struct, frozen=True, kw_only=True):
+    """What shall run."""
+
+    pool: str
+    data_dir: Path
+    bus_port: int
+    nodes: tuple[NodePlan, ...]
+    queues: tuple[QueueUpsertRequested, ...]
+    suspect_ms: int | None = None
+    """After this silence a node is suspected; None: the monitor's own default."""
+    lease_ms: int | None = None
+    """After this silence a node is fenced; None: the monitor's own default."""
+    log_level: str = "info"
+    config_file: Path | None = None
+
+
+class _Health(Struct):
+    """``run/<service>.json``."""
+
+    pid: int
+    health_port: int
+
+
+class Service:
+    """One service: its process, and the loop that keeps one running."""
+
+    def __init__(self, name: str, argv: Sequence[str], *, env: dict[str, str], data_dir: Path) -> None:
+        self.name = name
+        self.argv = tuple(argv)
+        self.restarts = 0
+        self.log_path = data_dir / "logs" / f"{name}.log"
+        self._env = env
+        self._run_path = data_dir / "run" / f"{name}.json"
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._changed: Callable[[], None] = lambda: None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now; None while there is none."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def health_port(self) -> int | None:
+        """Where the running process answers about its health; None until it says so."""
+        try:
+            health = msgspec.json.decode(self._run_path.read_bytes(), type=_Health)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return health.health_port if health.pid == self.pid else None
+
+    def start(self, changed: Callable[[], None]) -> None:
+        """Keep one process running from now on; ``changed`` is called when it is another."""
+        self._changed = changed
+        self._wanted.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep(), name=f"keep-{self.name}")
+
+    def hold(self) -> None:
+        """Don't restart it when it dies, until ``start``."""
+        self._wanted.clear()
+
+    async def stop(self, timeout_s: float) -> None:
+        """SIGTERM; SIGKILL after ``timeout_s``. It is not restarted."""
+        self._wanted.clear()
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), timeout_s)
+            except TimeoutError:
+                log.warning("service_killed", service=self.name, after_s=timeout_s)
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _keep(self) -> None:
+        failures = 0
+        while True:
+            await self._wanted.wait()
+            began = time.monotonic()
+            process = await self._spawn()
+            self._changed()
+            code = await process.wait()
+            if not self._wanted.is_set():
+                continue
+            failures = 1 if time.monotonic() - began > SETTLED_S else failures + 1
+            pause = min(BACKOFF_S_MIN * 2 ** (failures - 1), BACKOFF_S_MAX)
+            log.warning("service_died", service=self.name, exit_code=code, restart_in_s=pause, log=str(self.log_path))
+            self.restarts += 1
+            await asyncio.sleep(pause)
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        with self.log_path.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._env,
+                # Its own session: Ctrl-C reaches the supervisor alone, which then stops things in order.
+                start_new_session=True,
+            )
+        return self._process
+
+
+class Supervisor:
+    """A pool on this machine; ``start``, then ``stop`` in any case."""
+
+    def __init__(self, plan: PoolPlan) -> None:
+        self.plan = plan
+        self.data_dir = plan.data_dir.absolute()
+        self.server = EmbeddedServer(self.data_dir, port=plan.bus_port)
+        self.services: dict[str, Service] = {}
+        self.ready_s = 0.0
+        self.leftovers_ended = 0
+        """Processes of an earlier pool in this directory that had to be ended at the start."""
+        self.started_at = time.time_ns()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """A pool that is ready: bus, streams, services, nodes, queues. Raises BusServerError or PoolNotReady."""
+        began = time.monotonic()
+        (self.data_dir / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        await self.server.start()
+        self._watch = asyncio.create_task(self.server.supervise(), name="bus-supervisor")
+        # Only now do we know that no other supervisor has this directory.
+        await asyncio.to_thread(self._end_old_services)
+        bus = await self._connect()
+        try:
+            await bus.provision()
+            for service in self._services():
+                self.services[service.name] = service
+                service.start(self._note)
+            for message in wishes(PoolId(self.plan.pool), self.plan.queues, session=f"{self.started_at:x}"):
+                await bus.jetstream.publish(message.subject, message.body, headers=message.headers)
+            await self.wait_ready()
+        finally:
+            await bus.close()
+        self._note()
+        self.ready_s = time.monotonic() - began
+
+    async def wait_ready(self, timeout_s: float = READY_S_MAX) -> None:
+        """Returns once every service says that it is ready. Raises PoolNotReady."""
+        began = time.monotonic()
+        waiting = list(self.services.values())
+        while True:
+            waiting = [service for service in waiting if not await asyncio.to_thread(is_ready, service.health_port)]
+            if not waiting:
+                return
+            if time.monotonic() - began > timeout_s:
+                raise PoolNotReady(
+                    missing=[service.name for service in waiting],
+                    waited_s=timeout_s,
+                    log_dir=self.data_dir / "logs",
+                    tails="\n".join(f"{service.name}: {line}" for service in waiting for line in tail(service.log_path, 4)),
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self) -> None:
+        """End everything of this pool: services drain, then nodes and their runs end, then the bus. Idempotent."""
+        await self.stop_services()
+        await asyncio.to_thread(leftovers.end_all, self.data_dir, _OF_NODES)
+        await self.server.stop()
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+            self._watch = None
+        (self.data_dir / "run" / "pool.json").unlink(missing_ok=True)
+
+    async def stop_services(self) -> None:
+        """Drain every service, at most 10 s; the monitor last, so that the log has what the others said."""
+        others = [service for name, service in self.services.items() if name != "monitor"]
+        await asyncio.gather(*(service.stop(DRAIN_S_MAX) for service in others))
+        monitor = self.services.get("monitor")
+        if monitor is not None:
+            await monitor.stop(DRAIN_S_MAX)
+
+    def lose_node(self, node: str) -> int:
+        """Kill everything of one node at once, as if its power went; it stays off until ``return_node``.
+
+        How many processes that were. Real ones: the agent, the simulated devices, spawner, shims and workloads.
+        """
+        service = self.services[agent_name(node)]
+        service.hold()
+        ended = 0
+        for _ in range(50):
+            found = leftovers.processes_of(self.data_dir, node=node)
+            if not found:
+                break
+            ended += len(found)
+            # The agent first: what it would still say of the others' deaths is not what a lost node says.
+            found.sort(key=lambda process: process.kind is not Kind.SERVICE)
+            leftovers.end(found, number=signal.SIGKILL, wait_s=1.0)
+        return ended
+
+    def return_node(self, node: str) -> None:
+        """Switch a lost node on again."""
+        self.services[agent_name(node)].start(self._note)
+
+    @property
+    def monitor_url(self) -> str:
+        """Where the monitor answers over HTTP; empty until it does."""
+        monitor = self.services.get("monitor")
+        port = None if monitor is None else monitor.health_port
+        return f"http://127.0.0.1:{port}" if port else ""
+
+    async def _connect(self) -> Bus:
+        return await Bus.connect(self.server.url, pool=PoolId(self.plan.pool), name="supervisor")
+
+    def _services(self) -> list[Service]:
+        env = service_environment(self.plan, self.server.url)
+        made = [
+            Service(name, argv, env=env, data_dir=self.data_dir)
+            for name, argv in command_lines(self.plan, python=sys.executable)
+        ]
+        return made
+
+    def _end_old_services(self) -> None:
+        """Services of a supervisor that was killed still run; two of each would fence one another."""
+        old = [process for process in leftovers.processes_of(self.data_dir) if process.kind is Kind.SERVICE]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if old:
+                log.warning("old_services_ended", pids=[process.pid for process in old], signal=number.name)
+                self.leftovers_ended += len(old)
+                old = leftovers.end(old, number=number, wait_s=DRAIN_S_MAX)
+
+    def _note(self) -> None:
+        from importlib.metadata import version
+
+        pid = os.getpid()
+        pids = {name: service.pid for name, service in self.services.items() if service.pid is not None}
+        if self.server.pid is not None:
+            pids["nats-server"] = self.server.pid
+        write_note(
+            PoolNote(
+                pool=self.plan.pool,
+                bus_url=self.server.url,
+                monitor_url=self.monitor_url,
+                supervisor_pid=pid,
+                supervisor_start_ticks=start_ticks(pid) or 0,
+                pids=pids,
+                started_at=self.started_at,
+                data_dir=str(self.data_dir),
+                version=version("apportion-cli"),
+                nodes=[node.name for node in self.plan.nodes],
+                simulated=all(node.is_simulated for node in self.plan.nodes),
+            )
+        )
+
+
+def agent_name(node: str) -> str:
+    """The name of a node's agent among the services."""
+    return f"node-agent-{node}"
+
+
+def command_lines(plan: PoolPlan, *, python: str) -> list[tuple[str, list[str]]]:
+    """Each service's name and argument vector."""
+    config = [] if plan.config_file is None else ["--config", str(plan.config_file.absolute())]
+    monitor = [python, "-m", "apportion.monitor", *config]
+    if plan.suspect_ms is not None:
+        monitor += ["--suspect-ms", str(plan.suspect_ms)]
+    if plan.lease_ms is not None:
+        monitor += ["--lease-ms", str(plan.lease_ms)]
+    lines = [
+        ("monitor", monitor),
+        ("admission", [python, "-m", "apportion.admission", *config]),
+        ("placer", [python, "-m", "apportion.placer", *config]),
+    ]
+    for node in plan.nodes:
+        agent = [python, "-m", "apportion.node_agent", *config, "--node-id", node.name]
+        if node.is_simulated:
+            agent += ["--simulated-devices", str(node.devices), "--simulated-profile", node.profile]
+        lines.append((agent_name(node.name), agent))
+    return lines
+
+
+def service_environment(plan: PoolPlan, bus_url: str) -> dict[str, str]:
+    """What every service inherits: ours, with this pool's places in it."""
+    return {
+        **os.environ,
+        "APPORTION_POOL": plan.pool,
+        "APPORTION_BUS_URL": bus_url,
+        "APPORTION_DATA_DIR": str(plan.data_dir.absolute()),
+        "APPORTION_LOG_LEVEL": plan.log_level,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def is_ready(health_port: int | None) -> bool:
+    """True where a service answers on that port that it is ready."""
+    import http.client
+
+    if not health_port:
+        return False
+    connection = http.client.HTTPConnection("127.0.0.1", health_port, timeout=2)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def tail(path: Path, lines: int) -> list[str]:
+    """The last lines of a log, or that there is none."""
+    try:
+        return path.read_text(errors="replace").splitlines()[-lines:] or ["(it said nothing)"]
+    except OSError:
+        return ["(no log)"]
+
+
+def local_nodes(*, simulate: int, devices: int, profile: str) -> tuple[NodePlan, ...]:
+    """This machine's own node where an NVIDIA driver answers, else ``simulate`` simulated ones."""
+    import socket
+
+    from apportion.node_agent.nvml import has_driver
+
+    if has_driver():
+        name = "".join(c if c.isalnum() else "-" for c in socket.gethostname().partition(".")[0].lower()).strip("-")
+        return (NodePlan(name=name[:63] or "node-1"),)
+    return tuple(NodePlan(name=f"node-{number}", devices=devices, profile=profile) for number in range(1, simulate + 1))
