@@ -90,7 +90,7 @@ def test_bytes_that_decode_to_nothing_are_in_the_log_with_the_reason(tmp_path: P
     assert [row[0] for row in asked.rows] == [message.body for message in hostile]
     assert [str(row[1]).partition(":")[0] for row in asked.rows] == [
         "NotUtf8",
-        "TooDeep",
+        "FieldInvalid",
         "TypeUnknown at subject",
         "EnvelopeInvalid at subject or headers",
         "TooLarge",

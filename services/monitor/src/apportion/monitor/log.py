@@ -570,7 +570,7 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
             ).fetchone()
             if following is None:
                 break
-            return bad(*following, f"row {good + 1} is missing")
+            return bad(following[0], following[1], following[2], f"row {good + 1} is missing")
     count = _one(connection.execute("SELECT count(*) FROM events"))
     if count != good:
         return bad(good + 1, "", 0, f"{count} rows are stored, and {good} of them follow each other")

@@ -1,0 +1,376 @@
+"""What the monitor states: given what it folded and heard, at this moment, then exactly these facts."""
+
+import msgspec
+import pytest
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import Refusal
+from apportion.contracts.envelope import Entry, Stream, Undecodable
+from apportion.contracts.ids import MONITOR, OPERATOR, NodeId, RunId
+from apportion.contracts.testing import ACME, NOON, a_job, a_job_request, a_node, a_placement, as_fact, as_wish
+from apportion.monitor import core
+from apportion.monitor.core import Heard, Resumed, State, Tick
+from apportion.pool.state import NodeState
+
+S = core.NS_PER_S
+NODE = NodeId("node-1")
+
+
+class Pool:
+    """A monitor and its stream: what it decides is folded the way the bus would bring it back."""
+
+    def __init__(self, *nodes: str, state: State | None = None) -> None:
+        self.state = core.initial() if state is None else state
+        self.seq, self.wishes = core.position(self.state)
+        for node in nodes:
+            self.fold(a_node(node), author=f"agent-{node}")
+        self.said: list[ev.Fact] = []
+
+    def fold(self, event: ev.Fact, *, author: str = "", at: int = NOON) -> None:
+        self.seq += 1
+        self.state = core.evolve(self.state, as_fact(event, self.seq, author=author, at=at))
+
+    def wish(self, event: ev.Wish, **changes: object) -> None:
+        self.wishes += 1
+        self.state = core.evolve(self.state, as_wish(event, self.wishes, **{"tenant": OPERATOR, **changes}))  # type: ignore[arg-type]  # a builder's fields
+
+    def tick(self, seconds: float) -> list[ev.Fact]:
+        self.state = core.observe(self.state, Tick(at_ns=int(seconds * S)), NOON)
+        return self.decided()
+
+    def hear(self, seconds: float, *nodes: str, epoch: int = 0, session: str = "") -> list[ev.Fact]:
+        for node in nodes:
+            heard = Heard(node=NodeId(node), session=session or f"{node}-s1", epoch=epoch, at_ns=int(seconds * S))
+            self.state = core.observe(self.state, heard, NOON)
+        return self.decided()
+
+    def decided(self) -> list[ev.Fact]:
+        """Everything that is said until the monitor falls silent, each batch folded before the next."""
+        said: list[ev.Fact] = []
+        for _ in range(20):
+            facts = core.decide(self.state, NOON)
+            if not facts:
+                self.said += said
+                return said
+            for fact in facts:
+                self.fold(fact, author="monitor")
+            said += facts
+        raise AssertionError("the monitor never falls silent")
+
+
+# Silence ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_node_is_suspected_and_then_lost_and_fenced_in_one_batch() -> None:
+    """Suspicion stops new placements; only the end of the lease takes anything away, and it says which runs."""
+    pool = Pool("node-1")
+    pool.fold(a_job())
+    pool.fold(a_placement())
+    assert pool.tick(0) == []
+    assert pool.hear(1, "node-1") == []
+    assert pool.tick(5.9) == []
+    assert pool.tick(6) == [ev.NodeSuspected(node_id=NODE, epoch=0, silent_ms=5000, lease_ms=20_000)]
+    assert pool.tick(20.9) == []
+    assert pool.tick(21) == [
+        ev.NodeLost(node_id=NODE, silent_ms=20_000, lease_ms=20_000, rule="silence"),
+        ev.NodeFenced(
+            node_id=NODE,
+            epoch=1,
+            runs=(RunId("acme/train-7/0/1"),),
+            reason="silent for 20000 ms, and its lease is 20000 ms",
+        ),
+    ]
+    assert pool.tick(500) == []
+    assert pool.state.pool.nodes[NODE].epoch == 1
+
+
+def test_a_loss_and_its_fencing_are_decided_together() -> None:
+    """Nobody may see a node lost whose runs still count."""
+    pool = Pool("node-1")
+    pool.tick(0)
+    pool.tick(6)
+    pool.state = core.observe(pool.state, Tick(at_ns=30 * S), NOON)
+    assert [type(fact) for fact in core.decide(pool.state, NOON)] == [ev.NodeLost, ev.NodeFenced]
+
+
+def test_a_node_that_speaks_before_its_lease_ends_is_trusted_again() -> None:
+    """With the length of the silence, so that a flapping link can be seen."""
+    pool = Pool("node-1")
+    pool.tick(0)
+    pool.tick(7)
+    assert pool.hear(9, "node-1") == [ev.NodeTrusted(node_id=NODE, epoch=0, silent_ms=9000)]
+    assert pool.tick(13) == []
+    assert pool.tick(14) == [ev.NodeSuspected(node_id=NODE, epoch=0, silent_ms=5000, lease_ms=20_000)]
+
+
+def test_the_settings_of_the_lease_claim_are_the_thresholds() -> None:
+    """They reach the core by the monitor's own claim alone."""
+    pool = Pool("node-1")
+    config: dict[str, int | str] = {"suspect_ms": 1000, "lease_ms": 3000}
+    pool.fold(ev.LeaseClaimed(author="placer", session="s", core="c", config=config), author="placer")
+    assert pool.state.lease_ms == core.LEASE_MS
+    pool.fold(ev.LeaseClaimed(author=MONITOR, session="s", core="c", config=config), author="monitor")
+    pool.tick(0)
+    assert [type(f) for f in pool.tick(1)] == [ev.NodeSuspected]
+    assert [type(f) for f in pool.tick(3)] == [ev.NodeLost, ev.NodeFenced]
+
+
+@pytest.mark.parametrize("config", [{"suspect_ms": 0}, {"lease_ms": 4000}, {"suspect_ms": "soon"}])
+def test_settings_that_make_no_sense_are_passed_over(config: dict[str, int | str]) -> None:
+    """A lease shorter than the suspicion would fence without warning."""
+    pool = Pool("node-1")
+    pool.fold(ev.LeaseClaimed(author=MONITOR, session="s", core="c", config=config), author="monitor")
+    assert (pool.state.suspect_ms, pool.state.lease_ms) == (core.SUSPECT_MS, core.LEASE_MS)
+
+
+def test_a_fenced_node_is_recovered_when_it_registers_with_its_new_epoch() -> None:
+    """Not before: with the old epoch its agent doesn't know yet that its runs no longer count."""
+    pool = Pool("node-1")
+    pool.tick(0)
+    pool.tick(6)
+    pool.tick(30)
+    assert pool.hear(31, "node-1") == []
+    pool.fold(a_node(session="again"), author="agent-node-1", at=NOON + 2 * S)
+    assert pool.decided() == []
+    pool.fold(a_node(session="again", epoch=1), author="agent-node-1", at=NOON + 3 * S)
+    registered = f"fact-{pool.seq}"
+    assert pool.decided() == [ev.NodeRecovered(node_id=NODE, epoch=1, away_ms=3000, caused_by=registered)]
+    assert pool.state.pool.nodes[NODE].state is NodeState.READY
+    assert pool.tick(34) == []
+    assert [type(f) for f in pool.tick(36)] == [ev.NodeSuspected]
+
+
+def test_nobody_registers_another_node_back() -> None:
+    """Identity comes from the subject."""
+    pool = Pool("node-1")
+    pool.tick(0)
+    pool.tick(6)
+    pool.tick(30)
+    pool.fold(a_node(epoch=1), author="agent-node-2")
+    assert pool.decided() == []
+
+
+@pytest.mark.parametrize(("session", "epoch"), [("an-older-session", 0), ("node-1-s1", 7)])
+def test_signs_of_another_session_or_epoch_prove_nothing(session: str, epoch: int) -> None:
+    """Two copies of an agent may run; the one that registered last is the one that counts."""
+    pool = Pool("node-1")
+    pool.tick(0)
+    assert [type(f) for f in pool.hear(6, "node-1", session=session, epoch=epoch)] == [ev.NodeSuspected]
+
+
+def test_strangers_are_not_remembered() -> None:
+    """Whatever publishes heartbeats of nodes that never registered takes no memory."""
+    pool = Pool("node-1")
+    pool.hear(1, "node-9")
+    assert NodeId("node-9") not in pool.state.heard_ns
+
+
+# The monitor doubts itself first ------------------------------------------------------------------------------------
+
+
+def test_when_most_of_the_fleet_is_silent_at_once_nothing_is_fenced() -> None:
+    """The likelier explanation is the monitor's own ears."""
+    pool = Pool("node-1", "node-2", "node-3")
+    pool.tick(0)
+    pool.hear(4, "node-3")
+    assert pool.tick(5) == [ev.ControlPlaneFrozen(silent=2, nodes=3)]
+    assert pool.tick(100) == []
+    # The fleet speaks again: what is silent still gets a whole lease from here.
+    assert pool.hear(101, "node-1", "node-2") == [ev.ControlPlaneThawed(silent=1, nodes=3)]
+    assert pool.hear(105, "node-1", "node-2") == []
+    assert pool.hear(106, "node-1", "node-2") == [
+        ev.NodeSuspected(node_id=NodeId("node-3"), epoch=0, silent_ms=5000, lease_ms=20_000)
+    ]
+    assert pool.hear(120.9, "node-1", "node-2") == []
+    assert [type(f) for f in pool.hear(121, "node-1", "node-2")] == [ev.NodeLost, ev.NodeFenced]
+
+
+def test_a_small_fleet_is_never_frozen() -> None:
+    """Of two nodes one is half the fleet; its loss must be seen."""
+    pool = Pool("node-1", "node-2")
+    pool.tick(0)
+    assert [type(f) for f in pool.tick(5)] == [ev.NodeSuspected, ev.NodeSuspected]
+    assert [type(f) for f in pool.tick(20)] == [ev.NodeLost, ev.NodeFenced, ev.NodeLost, ev.NodeFenced]
+
+
+def test_one_silent_node_of_three_is_fenced() -> None:
+    """Half or less is a loss, not a doubt."""
+    pool = Pool("node-1", "node-2", "node-3")
+    pool.tick(0)
+    for second in range(1, 25):
+        pool.hear(second, "node-1", "node-2")
+    assert [type(f) for f in pool.said] == [ev.NodeSuspected, ev.NodeLost, ev.NodeFenced]
+
+
+def test_nodes_already_fenced_do_not_count_as_silent() -> None:
+    """Losses that came one after another must not end in a freeze for ever."""
+    pool = Pool("node-1", "node-2", "node-3", "node-4")
+    pool.tick(0)
+    for second in range(1, 25):
+        pool.hear(second, "node-2", "node-3", "node-4")
+    for second in range(25, 50):
+        pool.hear(second, "node-3", "node-4")
+    assert not pool.state.pool.frozen
+    assert [str(f.node_id) for f in pool.said if isinstance(f, ev.NodeFenced)] == ["node-1", "node-2"]
+
+
+def test_a_monitor_that_just_started_grants_each_node_a_full_lease() -> None:
+    """Its predecessor's silence is not the nodes'."""
+    pool = Pool("node-1")
+    pool.tick(0)
+    pool.tick(6)
+    assert pool.state.pool.nodes[NODE].state is NodeState.SUSPECTED
+    again = Pool(state=core.restore(core.snapshot(pool.state)))
+    assert again.tick(1000) == []
+    assert again.tick(1019.9) == []
+    assert [type(f) for f in again.tick(1020)] == [ev.NodeLost, ev.NodeFenced]
+
+
+def test_a_suspected_node_is_not_trusted_because_the_monitor_restarted() -> None:
+    """Only its own word counts."""
+    pool = Pool("node-1")
+    pool.tick(0)
+    pool.tick(6)
+    again = Pool(state=core.restore(core.snapshot(pool.state)))
+    assert again.tick(1000) == []
+    assert [type(f) for f in again.hear(1001, "node-1")] == [ev.NodeTrusted]
+
+
+def test_time_in_which_the_monitor_could_not_hear_counts_for_nobody() -> None:
+    """A frozen bus or a suspended machine must not cost a healthy node its runs."""
+    pool = Pool("node-1")
+    pool.tick(0)
+    pool.hear(1, "node-1")
+    pool.state = core.observe(pool.state, Resumed(at_ns=100 * S), NOON)
+    assert pool.decided() == []
+    assert pool.tick(104.9) == []
+    assert [type(f) for f in pool.tick(105)] == [ev.NodeSuspected]
+
+
+def test_nothing_is_judged_before_anything_was_observed() -> None:
+    """While the history is read there is no silence, only the past."""
+    pool = Pool("node-1", "node-2", "node-3")
+    assert pool.decided() == []
+    assert core.wake_at(pool.state, NOON) is None
+
+
+def test_the_next_threshold_is_when_the_monitor_wants_to_be_woken() -> None:
+    """Of the node that reaches its own first."""
+    pool = Pool("node-1", "node-2")
+    pool.tick(0)
+    pool.hear(2, "node-1", "node-2")
+    assert core.wake_at(pool.state, NOON) == NOON + 5 * S
+    pool.hear(3, "node-2")
+    assert core.wake_at(pool.state, NOON) == NOON + 4 * S
+    pool.hear(7, "node-2")
+    assert pool.state.pool.nodes[NODE].state is NodeState.SUSPECTED
+    assert core.wake_at(pool.state, NOON) == NOON + 5 * S
+
+
+# Wishes about nodes -------------------------------------------------------------------------------------------------
+
+CORDON = ev.NodeCordonRequested(node_id="node-1", reason="fan")
+DRAIN = ev.NodeDrainRequested(node_id="node-1", reason="kernel", deadline_s=60)
+UNCORDON = ev.NodeUncordonRequested(node_id="node-1", reason="done")
+
+
+def test_an_operators_wishes_are_answered_in_order() -> None:
+    """Each sees what the one before it did, though none has been folded."""
+    pool = Pool("node-1")
+    for wish in (CORDON, DRAIN, UNCORDON):
+        pool.wish(wish, actor="alice")
+    assert core.decide(pool.state, NOON) == [
+        ev.NodeCordoned(node_id=NODE, actor="alice", reason="fan", answers=1, caused_by="wish-1"),
+        ev.NodeDraining(
+            node_id=NODE, actor="alice", reason="kernel", deadline_at=NOON + 60 * S, answers=2, caused_by="wish-2"
+        ),
+        ev.NodeUncordoned(node_id=NODE, actor="alice", reason="done", answers=3, caused_by="wish-3"),
+    ]
+    pool.decided()
+    assert pool.state.inbox == []
+    assert pool.state.pool.nodes[NODE].state is NodeState.READY
+
+
+@pytest.mark.parametrize(
+    ("wish", "changes", "code", "field"),
+    [
+        (CORDON, {"tenant": ACME}, Refusal.NOT_PERMITTED, ""),
+        (msgspec.structs.replace(CORDON, node_id="node-9"), {}, Refusal.NODE_NOT_FOUND, "node_id"),
+        (msgspec.structs.replace(DRAIN, dry_run=True), {}, Refusal.NOT_SUPPORTED, "dry_run"),
+        (DRAIN, {"expires_at": NOON}, Refusal.EXPIRED, "expirytime"),
+        (UNCORDON, {}, Refusal.NODE_STATE, "node_id"),
+    ],
+)
+def test_what_cannot_be_done_is_rejected_with_its_code(
+    wish: ev.Wish, changes: dict[str, object], code: Refusal, field: str
+) -> None:
+    """Nothing is dropped silently: one answer a wish."""
+    pool = Pool("node-1")
+    pool.wish(wish, **changes)
+    said = pool.decided()
+    assert len(said) == 1
+    assert isinstance(said[0], ev.NodeWishRejected)
+    assert (said[0].code, said[0].field, said[0].answers, said[0].wish_type) == (code, field, 1, type(wish).__name__)
+
+
+def test_a_wish_about_a_node_that_does_not_decode_is_rejected_as_what_it_is() -> None:
+    """With the field and what was found, as for any request."""
+    pool = Pool("node-1")
+    broken = Undecodable(
+        code=Refusal.FIELD_MISSING, type="NodeDrainRequested", field="reason", expected="a value", found="", size=2
+    )
+    entry = Entry(
+        stream=Stream.WISHES,
+        seq=1,
+        recorded_at=NOON,
+        event=broken,
+        event_id="wish-1",
+        tenant=OPERATOR,
+        subject_type="NodeDrainRequested",
+    )
+    pool.state = core.evolve(pool.state, entry)
+    said = pool.decided()
+    assert len(said) == 1
+    assert isinstance(said[0], ev.NodeWishRejected)
+    assert (said[0].code, said[0].field, said[0].wish_id) == (Refusal.FIELD_MISSING, "reason", "wish-1")
+
+
+def test_wishes_that_others_answer_are_passed_over() -> None:
+    """Job requests are admission's, broken ones too."""
+    pool = Pool("node-1")
+    pool.wish(a_job_request(), tenant=ACME)
+    pool.wish(CORDON)
+    assert [getattr(f, "answers", 0) for f in pool.decided()] == [2]
+
+
+def test_a_decision_fits_into_one_batch() -> None:
+    """A thousand wishes are answered in two rounds, in order, each once."""
+    pool = Pool("node-1")
+    for _ in range(1200):
+        pool.wish(CORDON)
+    assert len(core.decide(pool.state, NOON)) == core.FACTS_MAX
+    assert [getattr(f, "answers", 0) for f in pool.decided()] == list(range(1, 1201))
+
+
+def test_a_large_fleet_is_fenced_in_several_batches_that_part_no_pair() -> None:
+    """Also where hundreds of nodes are lost at once."""
+    names = [f"node-{i}" for i in range(2000)]
+    pool = Pool(*names)
+    pool.tick(0)
+    for second in (4, 8, 12, 16, 20):
+        pool.hear(second, *names[1000:])
+    batch = core.decide(core.observe(pool.state, Tick(at_ns=20 * S), NOON), NOON)
+    assert batch == []  # everything that 20 s bring has been said by the last sign of life
+    lost = [f for f in pool.said if isinstance(f, ev.NodeLost | ev.NodeFenced)]
+    assert len(lost) == 2000
+    pairs = zip(lost[::2], lost[1::2], strict=True)
+    assert all(isinstance(a, ev.NodeLost) and isinstance(b, ev.NodeFenced) and a.node_id == b.node_id for a, b in pairs)
+
+
+def test_a_snapshot_keeps_the_wishes_that_wait() -> None:
+    """And everything else that decides an answer."""
+    pool = Pool("node-1")
+    pool.wish(CORDON)
+    again = core.restore(core.snapshot(pool.state))
+    assert core.decide(again, NOON) == core.decide(pool.state, NOON)
+    assert core.position(again) == core.position(pool.state)
