@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -101,3 +103,20 @@ def test_only_loopback_is_bound(server: HealthServer) -> None:
     """There is no password on these answers."""
     assert server._server is not None
     assert server._server.server_address[0] == "127.0.0.1"
+
+
+def test_a_container_can_ask_without_curl(server: HealthServer, service: Service) -> None:
+    """Small images have python and nothing else; orchestrators read the exit code."""
+
+    def ask(port: int) -> tuple[int, str]:
+        argv = [sys.executable, "-m", "apportion.runtime.health", str(port)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout
+
+    code, said = ask(server.port)
+    assert (code, json.loads(said)["waits_for"]) == (1, "bus")
+    service.ready = (True, {})
+    assert ask(server.port)[0] == 0
+    port = server.port
+    server.stop()
+    assert ask(port)[0] == 1

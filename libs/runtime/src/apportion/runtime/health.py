@@ -4,9 +4,11 @@ It answers from a thread of its own, so that a busy loop still says that it live
 service; that no stranger can ask is left to loopback.
 """
 
+import http.client
 import json
 import os
 import socketserver
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -161,3 +163,23 @@ class _LoopbackServer(ThreadingHTTPServer):
 
 def _as_json(status: HTTPStatus, content: Mapping[str, object]) -> tuple[HTTPStatus, str, bytes]:
     return status, "application/json", json.dumps(content, default=str).encode() + b"\n"
+
+
+def probe(port: int, path: str = "/readyz", timeout_s: float = 3.0) -> tuple[bool, str]:
+    """(does the service on this machine say yes, what it says): what a container's health check asks."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status == HTTPStatus.OK, response.read().decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as err:
+        return False, f"no answer on port {port} ({err})"
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    # python -m apportion.runtime.health PORT: images have no curl.
+    is_well, said = probe(int(sys.argv[1]))
+    sys.stdout.write(said + "\n")
+    sys.exit(0 if is_well else 1)

@@ -1,0 +1,81 @@
+# The verbs. Each one sets up .venv by itself; CI calls these and nothing else.
+#
+#   make demo                      one pool, simulated devices, real requests, a lost node, and the proof
+#   make test [COVERAGE=1]         unit, property, contract, simulation and integration tests
+#   make check                     format, lint, types, import walls, generated documents
+#   make sim [SEED=7] [EVENTS=N]   one simulated run; the same seed is the same run
+#   make e2e                       the whole stack, driven through the command
+#   make bench                     throughput and latency, with the machine beside the figures
+#
+# ARGS="…" is handed on to what the verb runs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+MEMBERS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# The first Python that is new enough; PYTHON=… overrules it.
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
+  $(shell $(name) -c 'import sys; print(sys.argv[1] if sys.version_info >= (3, 11) else "")' $(name) 2>/dev/null)))
+JOBS ?= 2
+SEED ?= 1
+EVENTS ?= 200000
+COVERAGE ?=
+
+.PHONY: help venv demo test check format docs sim e2e bench clean
+
+help:
+	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+
+# Set-up: run again only when a requirement changed.
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then echo "apportion needs Python 3.11 or later; found none (PYTHON=… names one)" >&2; exit 2; fi
+	@echo "setting up $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime-ready: requirements.txt $(MEMBERS) | $(BIN)/python
+	@echo "installing apportion into $(VENV)"
+	@$(PIP) -r requirements.txt
+	@touch $@
+
+$(VENV)/.dev-ready: requirements-dev.txt requirements.txt $(MEMBERS) | $(BIN)/python
+	@echo "installing apportion and its tools into $(VENV)"
+	@$(PIP) -r requirements-dev.txt
+	@touch $@ $(VENV)/.runtime-ready
+
+venv: $(VENV)/.dev-ready
+
+demo: $(VENV)/.runtime-ready
+	@$(BIN)/apportion demo $(ARGS)
+
+test: $(VENV)/.dev-ready
+	@$(BIN)/python -m pytest -n $(JOBS) -m "not e2e" $(if $(COVERAGE),--cov --cov-report=term-missing:skip-covered) $(ARGS)
+
+check: $(VENV)/.dev-ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
+
+format: $(VENV)/.dev-ready
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev-ready
+	$(BIN)/python docs/generate.py
+
+sim: $(VENV)/.dev-ready
+	@$(BIN)/python -m tests.simulation --seed $(SEED) --events $(EVENTS) $(ARGS)
+
+e2e: $(VENV)/.dev-ready
+	@$(BIN)/python -m pytest -m e2e $(ARGS)
+
+bench: $(VENV)/.dev-ready
+	@$(BIN)/python -m bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
