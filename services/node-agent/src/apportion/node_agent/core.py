@@ -1,0 +1,765 @@
+"""Desired runs against observed processes: what a node's agent states, and what its shell shall do; pure.
+
+The streams say which runs the node shall have (RunPlaced, RunStopOrdered, NodeFenced); observations say what became of
+them on this machine. From both follow facts (``decide``) and instructions (``instruct``). How a process is started or a
+slice enforced is the shell's business.
+
+A run here, by what was observed of it::
+
+    ordered ──► starting ──► running ──► ended ──► clear
+       └────────────┴──────────────────────┘
+
+Nothing is stated or done before three things are known: this session's own claim has come round (and with it every
+earlier word of this agent), what earlier sessions left on the machine (``Adopted``), and the devices
+(``InventoryChanged``). So an agent that reads its stream anew can't start again what ended long ago.
+"""
+
+import hashlib
+from enum import StrEnum, unique
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from apportion.contracts.causes import DeviceHealth, RunCause, StopCause
+from apportion.contracts.envelope import Entry, Stream
+from apportion.contracts.events import (
+    Device,
+    DeviceHealthChanged,
+    Enforced,
+    Fact,
+    LeaseClaimed,
+    NodeFenced,
+    NodeRegistered,
+    RunFinished,
+    RunPlaced,
+    RunReleased,
+    RunStarted,
+    RunStopOrdered,
+)
+from apportion.contracts.ids import MONITOR, PLACER, DeviceUuid, NodeId, RunId, agent_author
+
+OUT_OF_MEMORY_EXIT: Final = 77
+"""The exit code with which a workload says that its device refused it memory (the workload client uses it)."""
+FACTS_MAX: Final = 900
+"""Most facts of one decision: a batch on the bus holds 1,000."""
+
+RULES: Final = (
+    "act-after-own-claim-adoption-and-inventory",
+    "order-of-another-epoch-is-stale",
+    "fencing-kills-older-runs-before-registration",
+    "stop-cause-where-the-stop-took-effect",
+    "exit-77-is-out-of-memory",
+    "release-after-the-devices-show-nothing",
+    "remove-after-the-release-was-folded",
+)
+POLICY: Final = "node-agent@1#" + hashlib.sha256("\n".join(RULES).encode()).hexdigest()[:12]
+
+CAUSE_OF_STOP: Final[dict[StopCause, RunCause]] = {
+    StopCause.CANCELLED: RunCause.CANCELLED,
+    StopCause.TIME_LIMIT: RunCause.TIME_LIMIT,
+    StopCause.PREEMPTED: RunCause.PREEMPTED,
+    StopCause.DRAINED: RunCause.DRAINED,
+    StopCause.GANG_BROKEN: RunCause.GANG_BROKEN,
+    StopCause.DEADLINE: RunCause.TIME_LIMIT,
+    # It starts again with another size: not its own doing, so at no cost.
+    StopCause.RESIZED: RunCause.PREEMPTED,
+}
+
+
+# What the shell saw
+
+
+class Inventory(Struct, frozen=True, kw_only=True):
+    """The machine as its probes found it."""
+
+    boot_id: str
+    devices: tuple[Device, ...]
+    cpu_milli: int
+    memory_mib: int
+    driver_version: str = ""
+    simulated: bool = False
+    labels: dict[str, str] = {}
+    agent_version: str = ""
+
+
+class InventoryChanged(Struct, frozen=True, kw_only=True):
+    """The machine has this now."""
+
+    inventory: Inventory
+
+
+class DeviceHealthSeen(Struct, frozen=True, kw_only=True):
+    """A device's health, by its last sign. Where it failed, its runs are stopped."""
+
+    device_uuid: DeviceUuid
+    health: DeviceHealth
+    code: str
+    detail: str = ""
+
+
+class ProcessStarted(Struct, frozen=True, kw_only=True):
+    """The run's process runs, and its slices had been read back before it did."""
+
+    run_id: RunId
+    pid: int
+    started_at: int
+    enforced: tuple[Enforced, ...] = ()
+
+
+class StartFailed(Struct, frozen=True, kw_only=True):
+    """The run's process never came to be, and no attempt to start it is under way any more."""
+
+    run_id: RunId
+    cause: RunCause
+    detail: str = ""
+    at: int = 0
+
+
+class ProcessExited(Struct, frozen=True, kw_only=True):
+    """No process of the run is left. Without exit code and signal nobody knows how it ended (``detail`` says why)."""
+
+    run_id: RunId
+    finished_at: int
+    started_at: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    peak_memory_mib: int | None = None
+    out_of_memory: bool = False
+    """The device or the host refused it memory, whatever its exit code."""
+    detail: str = ""
+
+
+class MustStop(Struct, frozen=True, kw_only=True):
+    """The run broke its limits, or its fault domain broke: it is ended for this cause, which no order asked for."""
+
+    run_id: RunId
+    cause: RunCause
+    detail: str
+    grace_s: int = 0
+
+
+class SlicesReleased(Struct, frozen=True, kw_only=True):
+    """Nothing of the run is set up on its devices, and they show none of its processes."""
+
+    run_id: RunId
+    at: int
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """What earlier sessions left of one run: running, ended, or (neither given) withdrawn before it was started."""
+
+    run_id: RunId
+    started: ProcessStarted | None = None
+    ended: ProcessExited | StartFailed | None = None
+
+
+class Adopted(Struct, frozen=True, kw_only=True):
+    """The agent of this session looked at every run directory. What isn't among them was never started, or removed."""
+
+    session: str
+    found: tuple[Found, ...] = ()
+
+
+Observation: TypeAlias = (
+    InventoryChanged
+    | DeviceHealthSeen
+    | ProcessStarted
+    | StartFailed
+    | ProcessExited
+    | MustStop
+    | SlicesReleased
+    | Adopted
+)
+
+
+# What the shell shall do
+
+
+class StartRun(Struct, frozen=True, kw_only=True):
+    """Set up and read back the slices, then start the process: ProcessStarted or StartFailed follows."""
+
+    order: RunPlaced
+
+
+class StopRun(Struct, frozen=True, kw_only=True):
+    """End the run's processes: SIGTERM, SIGKILL after the grace (0: at once). ProcessExited follows."""
+
+    run_id: RunId
+    grace_s: int
+
+
+class ReleaseRun(Struct, frozen=True, kw_only=True):
+    """Take down the slices of a run that has ended, and see that its devices agree: SlicesReleased follows."""
+
+    order: RunPlaced
+
+
+class RemoveRun(Struct, frozen=True, kw_only=True):
+    """Forget the run's directory: everything about it has been stated. Nothing follows."""
+
+    run_id: RunId
+
+
+Instruction: TypeAlias = StartRun | StopRun | ReleaseRun | RemoveRun
+
+
+# State
+
+
+@unique
+class Phase(StrEnum):
+    """Where a run is on this machine."""
+
+    ORDERED = "ordered"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+    CLEAR = "clear"
+    """Ended, and nothing of it is left on any device."""
+
+
+class Doom(Struct, frozen=True, kw_only=True):
+    """Why a run has to end, and how soon."""
+
+    cause: RunCause
+    grace_s: int
+    event_id: str = ""
+    since_at: int = 0
+    """When the order was recorded; 0 where no order but an observation led to it."""
+    detail: str = ""
+
+
+class Run(Struct, kw_only=True):
+    """One run that this node was given and that is not released yet."""
+
+    order: RunPlaced
+    placed_seq: int
+    last_event: str
+    """Id of the newest fact about it."""
+    doom: Doom | None = None
+    is_started_stated: bool = False
+    is_finished_stated: bool = False
+    # From here on: what this session saw and did. Never part of a snapshot, since adoption says it anew.
+    phase: Phase = Phase.ORDERED
+    process: ProcessStarted | None = None
+    end: ProcessExited | StartFailed | None = None
+    is_adopted: bool = False
+    stop_grace_s: int | None = None
+    """Grace of the last StopRun that was issued."""
+    is_release_issued: bool = False
+    released_at: int = 0
+
+
+class Stray(Struct, kw_only=True):
+    """A directory of a run that the stream holds no order for: released before, or of another pool."""
+
+    is_running: bool
+    is_stop_issued: bool = False
+
+
+class State(Struct, kw_only=True):
+    """Everything that the agent goes by."""
+
+    facts_seq: int = 0
+    epoch: int = 0
+    session: str = ""
+    """Of the newest claim to write as this agent."""
+    registered: NodeRegistered | None = None
+    """As last stated, with what was said of its devices' health since."""
+    fenced_by: str = ""
+    runs: dict[RunId, Run] = {}
+    # This session's own.
+    own_session: str = ""
+    found: dict[RunId, Found] = {}
+    """What adoption found; judged only once this session's claim has come round, and with it every earlier order."""
+    is_settled: bool = False
+    inventory: Inventory | None = None
+    health: dict[DeviceUuid, DeviceHealthSeen] = {}
+    strays: dict[RunId, Stray] = {}
+    to_remove: dict[RunId, None] = {}
+
+
+class _Snapshot(Struct, frozen=True, kw_only=True):
+    facts_seq: int
+    epoch: int
+    session: str
+    registered: NodeRegistered | None
+    fenced_by: str
+    runs: tuple["_RunSnapshot", ...]
+
+
+class _RunSnapshot(Struct, frozen=True, kw_only=True):
+    order: RunPlaced
+    placed_seq: int
+    last_event: str
+    doom: Doom | None
+    is_started_stated: bool
+    is_finished_stated: bool
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
+_DECODER: Final = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class AgentCore:
+    """The core of one node's agent."""
+
+    POLICY = POLICY
+
+    def __init__(self, node_id: NodeId) -> None:
+        self.node_id = node_id
+        self.author = agent_author(node_id)
+
+    def initial(self) -> State:
+        """Nothing known."""
+        return State()
+
+    # Believing the stream
+
+    def evolve(self, state: State, entry: Entry) -> State:
+        """The state after this fact, changed in place. Facts about other nodes change only the position."""
+        if entry.stream is not Stream.FACTS or entry.seq <= state.facts_seq:
+            return state
+        state.facts_seq = entry.seq
+        event = entry.event
+        match event:
+            case RunPlaced(node_id=self.node_id) if entry.author == PLACER:
+                self._placed(state, entry, event)
+            case RunStopOrdered(node_id=self.node_id) if entry.author == PLACER:
+                self._stop_ordered(state, entry, event)
+            case NodeFenced(node_id=self.node_id) if entry.author == MONITOR:
+                self._fenced(state, entry, event)
+            case _ if entry.author == self.author:
+                self._own(state, entry)
+            case _:
+                pass  # About others, or for others.
+        return state
+
+    def _placed(self, state: State, entry: Entry, event: RunPlaced) -> None:
+        if event.run_id in state.runs:
+            return
+        run = Run(order=event, placed_seq=entry.seq, last_event=entry.event_id)
+        if event.node_epoch != state.epoch:
+            run.doom = Doom(
+                cause=RunCause.STALE,
+                grace_s=0,
+                event_id=entry.event_id,
+                since_at=entry.recorded_at,
+                detail=f"ordered for epoch {event.node_epoch}, and the node is in epoch {state.epoch}",
+            )
+        state.runs[event.run_id] = run
+
+    def _stop_ordered(self, state: State, entry: Entry, event: RunStopOrdered) -> None:
+        run = state.runs.get(event.run_id)
+        if run is None:
+            return
+        run.last_event = entry.event_id
+        if run.doom is None:
+            run.doom = Doom(
+                cause=CAUSE_OF_STOP[event.cause],
+                grace_s=event.grace_s,
+                event_id=entry.event_id,
+                since_at=entry.recorded_at,
+                detail=event.reason,
+            )
+        elif event.grace_s < run.doom.grace_s:
+            # The first cause stands; whoever is in a greater hurry is heard.
+            run.doom = msgspec.structs.replace(run.doom, grace_s=event.grace_s)
+
+    def _fenced(self, state: State, entry: Entry, event: NodeFenced) -> None:
+        if event.epoch <= state.epoch:
+            return
+        state.epoch = event.epoch
+        state.fenced_by = entry.event_id
+        for run in state.runs.values():
+            run.last_event = entry.event_id
+            if run.doom is None or run.doom.cause is not RunCause.STALE:
+                run.doom = Doom(
+                    cause=RunCause.NODE_LOST, grace_s=0, event_id=entry.event_id, since_at=entry.recorded_at
+                )
+
+    def _own(self, state: State, entry: Entry) -> None:
+        match entry.event:
+            case LeaseClaimed(session=session):
+                state.session = session
+                if session == state.own_session:
+                    self._settle(state, entry.recorded_at)
+            case NodeRegistered() as event:
+                state.registered = event
+                state.epoch = max(state.epoch, event.epoch)
+            case DeviceHealthChanged(device_uuid=uuid, after=after):
+                if state.registered is not None:
+                    devices = tuple(_with_health(d, after) if d.uuid == uuid else d for d in state.registered.devices)
+                    state.registered = msgspec.structs.replace(state.registered, devices=devices)
+            case RunStarted(run_id=run_id) if (run := state.runs.get(run_id)) is not None:
+                run.is_started_stated = True
+                run.last_event = entry.event_id
+            case RunFinished(run_id=run_id) if (run := state.runs.get(run_id)) is not None:
+                run.is_finished_stated = True
+                run.last_event = entry.event_id
+            case RunReleased(run_id=run_id) if (run := state.runs.pop(run_id, None)) is not None:
+                # One that was never started has no directory; removing what isn't there costs nothing and is safe.
+                state.to_remove[run_id] = None
+            case _:
+                pass
+
+    # Believing the shell
+
+    def observe(self, state: State, observation: Observation, now: int) -> State:
+        """The state after the shell saw this, changed in place; seeing it again changes nothing."""
+        match observation:
+            case InventoryChanged(inventory=inventory):
+                state.inventory = inventory
+            case DeviceHealthSeen():
+                self._health_seen(state, observation)
+            case Adopted(session=session):
+                if session != state.own_session:
+                    state.own_session = session
+                    state.found = {one.run_id: one for one in observation.found}
+                    state.is_settled = False
+                    if session == state.session:
+                        self._settle(state, now)
+            case ProcessStarted(run_id=run_id):
+                run = state.runs.get(run_id)
+                if run is not None and run.phase in {Phase.ORDERED, Phase.STARTING}:
+                    run.phase = Phase.RUNNING
+                    run.process = observation
+            case ProcessExited(run_id=run_id) | StartFailed(run_id=run_id):
+                run = state.runs.get(run_id)
+                if not state.is_settled:
+                    if (one := state.found.get(run_id)) is not None and one.ended is None:
+                        state.found[run_id] = msgspec.structs.replace(one, ended=observation)
+                elif run is not None and run.phase not in {Phase.ENDED, Phase.CLEAR}:
+                    run.phase = Phase.ENDED
+                    run.end = observation
+                elif (stray := state.strays.get(run_id)) is not None:
+                    stray.is_running = False
+            case MustStop(run_id=run_id):
+                run = state.runs.get(run_id)
+                if run is not None and run.doom is None and run.phase in {Phase.STARTING, Phase.RUNNING}:
+                    run.doom = Doom(cause=observation.cause, grace_s=observation.grace_s, detail=observation.detail)
+            case SlicesReleased(run_id=run_id, at=at):
+                run = state.runs.get(run_id)
+                if run is not None and run.phase is Phase.ENDED:
+                    run.phase = Phase.CLEAR
+                    run.released_at = at
+            case _:
+                assert_never(observation)
+        return state
+
+    def _health_seen(self, state: State, seen: DeviceHealthSeen) -> None:
+        state.health[seen.device_uuid] = seen
+        self._doom_holders(state, seen)
+
+    def _doom_holders(self, state: State, seen: DeviceHealthSeen) -> None:
+        """Runs can't go on with a failed device."""
+        if seen.health is not DeviceHealth.FAILED:
+            return
+        for run in state.runs.values():
+            if run.doom is None and run.phase in {Phase.STARTING, Phase.RUNNING} and _holds(run, seen.device_uuid):
+                run.doom = Doom(
+                    cause=RunCause.DEVICE_FAULT, grace_s=run.order.grace_s, detail=f"{seen.code} {seen.detail}".strip()
+                )
+
+    def _settle(self, state: State, now: int) -> None:
+        """Judge what adoption found by the orders, all of which are known now."""
+        state.is_settled = True
+        found, state.found = state.found, {}
+        for run in state.runs.values():
+            one = found.pop(run.order.run_id, None)
+            run.is_adopted = True
+            run.stop_grace_s = None
+            run.is_release_issued = False
+            run.process = None if one is None else one.started
+            run.end = None if one is None else one.ended
+            if run.end is not None:
+                run.phase = Phase.ENDED
+            elif run.process is not None:
+                run.phase = Phase.RUNNING
+            elif run.is_finished_stated:
+                run.phase = Phase.ENDED
+            elif run.is_started_stated:
+                # It did run, and its directory is gone: whatever ended it, it must not be started a second time.
+                run.phase = Phase.ENDED
+                run.end = ProcessExited(run_id=run.order.run_id, finished_at=now, detail="its directory is gone")
+            else:
+                run.phase = Phase.ORDERED
+        for run_id, one in found.items():
+            state.strays[run_id] = Stray(is_running=one.started is not None and one.ended is None)
+        for seen in state.health.values():
+            self._doom_holders(state, seen)
+
+    # Stating
+
+    def decide(self, state: State, now: int) -> list[Fact]:
+        """What has to be stated, in the order in which the runs were placed; silent once it was folded."""
+        if not _is_active(state):
+            return []
+        facts: list[Fact] = []
+        is_older_left = False
+        is_complete = True
+        for run in sorted(state.runs.values(), key=_by_placement):
+            if len(facts) > FACTS_MAX - 3:
+                is_complete = False
+                break
+            is_released = self._run_facts(state, run, now, facts)
+            is_older_left |= run.order.node_epoch < state.epoch and not is_released
+        if is_complete and len(facts) < FACTS_MAX - len(state.health):
+            facts += self._node_facts(state, is_older_left=is_older_left)
+        return facts
+
+    def _run_facts(self, state: State, run: Run, now: int, facts: list[Fact]) -> bool:
+        """Append what the run has due; True where its release is stated with it."""
+        order = run.order
+        process = run.process
+        if process is not None and not run.is_started_stated and not run.is_finished_stated:
+            facts.append(
+                RunStarted(
+                    run_id=order.run_id,
+                    node_id=self.node_id,
+                    pid=process.pid,
+                    started_at=process.started_at,
+                    enforced=process.enforced,
+                    caused_by=run.last_event,
+                ),
+            )
+        is_never_to_start = run.phase is Phase.ORDERED and run.doom is not None
+        if not (is_never_to_start or run.phase in {Phase.ENDED, Phase.CLEAR}):
+            return False
+        if not run.is_finished_stated:
+            facts.append(self._finished(state, run, now))
+        if not (is_never_to_start or run.phase is Phase.CLEAR):
+            return False
+        facts.append(
+            RunReleased(
+                run_id=order.run_id,
+                node_id=self.node_id,
+                released_at=run.released_at or now,
+                caused_by=run.last_event,
+            ),
+        )
+        return True
+
+    def _finished(self, state: State, run: Run, now: int) -> RunFinished:
+        order = run.order
+        doom = run.doom
+        end = run.end
+        if not isinstance(end, ProcessExited):
+            is_fenced = order.node_epoch < state.epoch and doom is not None
+            cause = doom.cause if doom is not None and (end is None or is_fenced) else RunCause.UNKNOWN
+            detail = "" if doom is None else doom.detail
+            if end is not None and not is_fenced:
+                cause, detail = end.cause, end.detail
+            return RunFinished(
+                run_id=order.run_id,
+                node_id=self.node_id,
+                cause=cause,
+                was_started=False,
+                finished_at=(0 if end is None else end.at) or now,
+                detail=detail,
+                caused_by=run.last_event,
+            )
+        took_effect = doom is not None and _took_effect(run, doom, end)
+        return RunFinished(
+            run_id=order.run_id,
+            node_id=self.node_id,
+            cause=doom.cause if doom is not None and took_effect else _own_cause(end),
+            exit_code=end.exit_code,
+            signal=end.signal,
+            was_started=True,
+            started_at=end.started_at or (run.process.started_at if run.process is not None else 0),
+            finished_at=end.finished_at,
+            peak_memory_mib=end.peak_memory_mib,
+            detail=(doom.detail if doom is not None and took_effect else "") or end.detail,
+            caused_by=run.last_event,
+        )
+
+    def _node_facts(self, state: State, *, is_older_left: bool) -> list[Fact]:
+        inventory = state.inventory
+        assert inventory is not None
+        if is_older_left:
+            return []  # Registered with the new epoch means: whatever is older is gone.
+        devices = tuple(
+            _with_health(d, state.health[d.uuid].health) if d.uuid in state.health else d for d in inventory.devices
+        )
+        wanted = NodeRegistered(
+            node_id=self.node_id,
+            session=state.session,
+            boot_id=inventory.boot_id,
+            epoch=state.epoch,
+            devices=devices,
+            cpu_milli=inventory.cpu_milli,
+            memory_mib=inventory.memory_mib,
+            driver_version=inventory.driver_version,
+            simulated=inventory.simulated,
+            labels=inventory.labels,
+            agent_version=inventory.agent_version,
+        )
+        stated = state.registered
+        if stated is None or _but_health(stated) != _but_health(wanted):
+            is_first_of_epoch = stated is None or stated.epoch != state.epoch
+            return [msgspec.structs.replace(wanted, caused_by=state.fenced_by if is_first_of_epoch else "")]
+        return [
+            DeviceHealthChanged(
+                node_id=self.node_id,
+                device_uuid=after.uuid,
+                before=before.health,
+                after=after.health,
+                code=seen.code if (seen := state.health.get(after.uuid)) is not None else "inventory",
+                detail=seen.detail if seen is not None else "",
+            )
+            for before, after in zip(stated.devices, devices, strict=True)
+            if before.health is not after.health
+        ]
+
+    def wake_at(self, state: State, now: int) -> int | None:  # noqa: ARG002  the same for every core
+        """Never: whatever is new here was folded or observed."""
+        return None
+
+    # Instructing
+
+    def instruct(self, state: State, now: int) -> list[Instruction]:  # noqa: ARG002  the same for every core
+        """What the shell shall do, ends before starts, since an end makes room; silent about what was issued."""
+        if not _is_active(state):
+            return []
+        ends: list[Instruction] = []
+        starts: list[Instruction] = []
+        for run in sorted(state.runs.values(), key=_by_placement):
+            doom = run.doom
+            match run.phase:
+                case Phase.ORDERED:
+                    if doom is None:
+                        starts.append(StartRun(order=run.order))
+                case Phase.RUNNING:
+                    # While it is starting there is nothing to stop yet; its start is bounded and ends in a word.
+                    if doom is not None and (run.stop_grace_s is None or doom.grace_s < run.stop_grace_s):
+                        ends.append(StopRun(run_id=run.order.run_id, grace_s=doom.grace_s))
+                case Phase.ENDED:
+                    if not run.is_release_issued:
+                        ends.append(ReleaseRun(order=run.order))
+                case Phase.STARTING | Phase.CLEAR:
+                    pass
+                case _:
+                    assert_never(run.phase)
+        for run_id, stray in sorted(state.strays.items()):
+            if not stray.is_running:
+                ends.append(RemoveRun(run_id=run_id))
+            elif not stray.is_stop_issued:
+                ends.append(StopRun(run_id=run_id, grace_s=0))
+        ends += [RemoveRun(run_id=run_id) for run_id in sorted(state.to_remove)]
+        return ends + starts
+
+    def issued(self, state: State, instruction: Instruction) -> State:
+        """The state once the shell has this instruction, changed in place."""
+        match instruction:
+            case StartRun(order=order):
+                state.runs[order.run_id].phase = Phase.STARTING
+            case StopRun(run_id=run_id, grace_s=grace_s):
+                if (run := state.runs.get(run_id)) is not None:
+                    run.stop_grace_s = grace_s
+                elif (stray := state.strays.get(run_id)) is not None:
+                    stray.is_stop_issued = True
+            case ReleaseRun(order=order):
+                state.runs[order.run_id].is_release_issued = True
+            case RemoveRun(run_id=run_id):
+                state.strays.pop(run_id, None)
+                state.to_remove.pop(run_id, None)
+            case _:
+                assert_never(instruction)
+        return state
+
+    # Keeping
+
+    def snapshot(self, state: State) -> bytes:
+        """What the streams said, as bytes. What this session saw is left out: the next one looks for itself."""
+        return _ENCODER.encode(
+            _Snapshot(
+                facts_seq=state.facts_seq,
+                epoch=state.epoch,
+                session=state.session,
+                registered=state.registered,
+                fenced_by=state.fenced_by,
+                runs=tuple(
+                    _RunSnapshot(
+                        order=run.order,
+                        placed_seq=run.placed_seq,
+                        last_event=run.last_event,
+                        # A doom without an order was seen by this session alone; the next one sees its own.
+                        doom=run.doom if run.doom is not None and run.doom.event_id else None,
+                        is_started_stated=run.is_started_stated,
+                        is_finished_stated=run.is_finished_stated,
+                    )
+                    for run in sorted(state.runs.values(), key=_by_placement)
+                ),
+            ),
+        )
+
+    def restore(self, data: bytes) -> State:
+        """The state that ``snapshot`` wrote, before anything is observed."""
+        kept = _DECODER.decode(data)
+        return State(
+            facts_seq=kept.facts_seq,
+            epoch=kept.epoch,
+            session=kept.session,
+            registered=kept.registered,
+            fenced_by=kept.fenced_by,
+            runs={
+                run.order.run_id: Run(
+                    order=run.order,
+                    placed_seq=run.placed_seq,
+                    last_event=run.last_event,
+                    doom=run.doom,
+                    is_started_stated=run.is_started_stated,
+                    is_finished_stated=run.is_finished_stated,
+                )
+                for run in kept.runs
+            },
+        )
+
+    def position(self, state: State) -> tuple[int, int]:
+        """How far the facts were folded; wishes are none of an agent's business."""
+        return state.facts_seq, 0
+
+
+def _is_active(state: State) -> bool:
+    # A newer session's claim ends this one: from then on another agent speaks and acts for the node.
+    return state.is_settled and state.session == state.own_session and state.inventory is not None
+
+
+def _by_placement(run: Run) -> tuple[int, RunId]:
+    return run.placed_seq, run.order.run_id
+
+
+def _holds(run: Run, device: DeviceUuid) -> bool:
+    return any(piece.device_uuid == device for piece in run.order.slices)
+
+
+def _took_effect(run: Run, doom: Doom, end: ProcessExited) -> bool:
+    """True where the run ended because it was made to."""
+    if doom.cause is RunCause.NODE_LOST or run.stop_grace_s is not None:
+        return True  # Fenced is lost, whatever its process did: others were told so.
+    # An earlier session may have sent the stop and died before it could tell. An end after the order is put down to
+    # it: to call half-done work a success would be worse than to call a success stopped.
+    return run.is_adopted and doom.since_at > 0 and end.finished_at >= doom.since_at
+
+
+def _own_cause(end: ProcessExited) -> RunCause:
+    """Why the process ended, where nobody here made it."""
+    if end.exit_code is None and end.signal is None:
+        return RunCause.NODE_LOST
+    if end.exit_code == 0:
+        return RunCause.SUCCESS
+    if end.out_of_memory or end.exit_code == OUT_OF_MEMORY_EXIT:
+        return RunCause.OUT_OF_MEMORY
+    return RunCause.KILLED if end.signal is not None else RunCause.USER_ERROR
+
+
+def _with_health(device: Device, health: DeviceHealth) -> Device:
+    return device if device.health is health else msgspec.structs.replace(device, health=health)
+
+
+def _but_health(node: NodeRegistered) -> NodeRegistered:
+    """The registration without what changes by a fact of its own."""
+    devices = tuple(_with_health(device, DeviceHealth.HEALTHY) for device in node.devices)
+    return msgspec.structs.replace(node, devices=devices, caused_by="")
