@@ -22,6 +22,7 @@ import duckdb
 from msgspec import Struct
 
 from apportion.contracts.envelope import Stream
+from apportion.contracts.ids import PoolId
 from apportion.monitor import chain
 from apportion.monitor.projections import ENVELOPE_COLUMNS, Cell, Recorded, columns_of
 
@@ -118,7 +119,9 @@ class LogBehind(LogError):
 
 
 class SequenceGap(LogError):
-    """A message came that does not follow the last one."""
+    """A message came that does not follow the last one: the bus lost what lies between."""
+
+    exit_code = 9
 
     def __init__(self, *, stream: Stream, expected: int, found: int) -> None:
         self.stream = stream
@@ -461,6 +464,11 @@ class EventLog:
                     "SELECT recorded_at FROM events WHERE ordinal = ?", [position.last_ordinal]
                 ).fetchone() or (0,)
                 self.head = Head(ordinal=position.last_ordinal, recorded_at=at, hash=position.last_hash)
+
+
+def log_path(data_dir: Path, pool: PoolId) -> Path:
+    """Where a pool's log is, on the machine whose data directory this is."""
+    return data_dir / "log" / f"{pool}.duckdb"
 
 
 def check_bus(position: Position, *, first_seq: int, last_seq: int, at_last: Recorded | None) -> None:

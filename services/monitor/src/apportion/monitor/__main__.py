@@ -1,0 +1,146 @@
+"""The monitor as a process: settings, adapters, run."""
+
+import asyncio
+import sys
+from typing import Annotated, Final
+
+import structlog
+from msgspec import Meta
+
+from apportion.contracts.ids import MONITOR, PoolId
+from apportion.monitor import core
+from apportion.monitor.hearing import Hearing
+from apportion.monitor.log import EventLog, log_path
+from apportion.monitor.replicas import Replicas
+from apportion.monitor.service import QueryService
+from apportion.monitor.writer import LogWriter
+from apportion.runtime import telemetry
+from apportion.runtime.clock import SystemClock
+from apportion.runtime.drain import run_service
+from apportion.runtime.health import HealthServer
+from apportion.runtime.reactor import Reactor, SnapshotFile
+from apportion.runtime.settings import Common, SettingsInvalid, from_command_line
+from apportion.runtime.stream import Bus
+
+SERVICE: Final = "monitor"
+
+log = structlog.get_logger(__name__)
+
+
+class MonitorSettings(Common, frozen=True, kw_only=True):
+    """What the monitor can be told."""
+
+    suspect_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = core.SUSPECT_MS
+    """After this much silence nothing new is placed on a node."""
+    lease_ms: Annotated[int, Meta(ge=200, le=86_400_000)] = core.LEASE_MS
+    """After this much silence a node is fenced and its runs move."""
+    log_batch_ms: Annotated[int, Meta(ge=1, le=1_000)] = 100
+    """How long the log waits for more rows before it commits those that came."""
+
+
+async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
+    """Run the monitor until ``stop``; whatever ends it before is raised."""
+    metrics = telemetry.start(SERVICE, settings)
+    clock = SystemClock()
+    pool = PoolId(settings.pool)
+    path = log_path(settings.data_dir, pool)
+    event_log = await asyncio.to_thread(EventLog.open, path)
+    bus: Bus | None = None
+    health: HealthServer | None = None
+    try:
+        bus = await Bus.connect(
+            settings.bus_url, pool=pool, name=SERVICE, on_error=lambda err: log.warning("bus_error", error=str(err))
+        )
+        await bus.provision()
+        writer = LogWriter(event_log, bus, batch_s=settings.log_batch_ms / 1000)
+        reactor = Reactor(
+            core=core,
+            author=MONITOR,
+            bus=bus,
+            config={"suspect_ms": settings.suspect_ms, "lease_ms": settings.lease_ms},
+            reads_wishes=True,
+            snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
+            clock=clock,
+            meter=metrics,
+        )
+        hearing = Hearing(bus, clock, reactor.feed, suspect_ms=settings.suspect_ms)
+        queries = QueryService(
+            bus=bus,
+            event_log=event_log,
+            replicas=Replicas(event_log, path.parent / "copies"),
+            writer=writer,
+            pool=lambda: reactor.state.pool,
+            clock=clock,
+        )
+        health = HealthServer(
+            SERVICE,
+            settings.data_dir,
+            port=settings.health_port,
+            is_ready=lambda: (
+                reactor.ready.is_set(),
+                {"log_ordinal": event_log.head.ordinal, "facts_seq": reactor.state.pool.seq},
+            ),
+            metrics=metrics.prometheus,
+        )
+        health.start()
+        await writer.start()
+        await queries.start()
+        await hearing.start()
+        await _until_stopped(stop, reactor, hearing, writer)
+    finally:
+        if health is not None:
+            health.stop()
+        if bus is not None:
+            await bus.close()
+        await asyncio.to_thread(event_log.close)
+        metrics.shutdown()
+
+
+async def _until_stopped(
+    stop: asyncio.Event, reactor: "Reactor[core.State]", hearing: Hearing, writer: LogWriter
+) -> None:
+    """Decide and write until told to stop or until one of them can't go on; the log is flushed last."""
+    writing_stop = asyncio.Event()
+    writing = asyncio.create_task(writer.run(writing_stop), name="writer")
+    deciding = [
+        asyncio.create_task(reactor.run(stop), name="reactor"),
+        asyncio.create_task(hearing.run(stop), name="hearing"),
+    ]
+    try:
+        await asyncio.wait({writing, *deciding}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        # What was decided last is on the bus by now, and goes into the log before it closes.
+        ended = await asyncio.gather(*deciding, return_exceptions=True)
+    finally:
+        writing_stop.set()
+    await writing
+    for outcome in ended:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+def load(argv: list[str]) -> MonitorSettings:
+    """The settings of a monitor that was started with these arguments. Raises SettingsInvalid."""
+    settings = from_command_line(MonitorSettings, SERVICE, argv).settings
+    if settings.suspect_ms < settings.lease_ms:
+        return settings
+    raise SettingsInvalid(
+        where=f"settings of {SERVICE}",
+        key="lease_ms",
+        expected=f"more than suspect_ms ({settings.suspect_ms})",
+        found=str(settings.lease_ms),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code of a monitor that was started with these arguments."""
+    try:
+        settings = load(sys.argv[1:] if argv is None else argv)
+    except SettingsInvalid as err:
+        print(err, file=sys.stderr)
+        return err.exit_code
+    return run_service(lambda stop: serve(settings, stop))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

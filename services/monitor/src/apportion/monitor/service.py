@@ -1,0 +1,310 @@
+"""What people and tools may ask the monitor: SQL, jobs, one job's story, nodes, and how the log stands.
+
+Each question is a request on its own subject and gets one JSON object. What lives is answered from the fold of the
+facts, what has ended from the log; nothing here changes anything.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from apportion.contracts import subjects
+from apportion.contracts.codec import encode_body
+from apportion.contracts.ids import JobId, tenant_of_job
+from apportion.monitor import sql
+from apportion.monitor.log import Answer, EventLog, LogError
+from apportion.monitor.replicas import Replicas
+from apportion.monitor.sql_worker import plain
+from apportion.monitor.writer import LogWriter
+from apportion.pool.state import JobState, JobView, NodeView, Pool, RunView
+from apportion.runtime.clock import Clock
+from apportion.runtime.stream import Bus
+
+QUESTIONS_AT_ONCE: Final = 2
+QUESTIONS_WAITING_MAX: Final = 8
+ANSWER_BYTES_MAX: Final = 900 * 1024
+"""A message of the bus holds 1 MiB."""
+NS_PER_MS: Final = 1_000_000
+
+Limit = Annotated[int, Meta(ge=1, le=sql.ROWS_MAX)]
+T = TypeVar("T", bound=Struct)
+
+
+class SqlAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Somebody's own statement on a copy of the log."""
+
+    statement: str
+    limit: Limit = sql.ROWS_DEFAULT
+
+
+class JobsAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Jobs, of one tenant or all, in one state or all that have not ended."""
+
+    tenant: str | None = None
+    state: JobState | None = None
+    limit: Limit = 500
+
+
+class JobAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One job's whole story."""
+
+    job_id: str
+    limit: Limit = 1_000
+
+
+class NothingAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question without parameters."""
+
+
+class QueryService:
+    """Answers questions until the connection closes. Use it from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        event_log: EventLog,
+        replicas: Replicas,
+        writer: LogWriter,
+        pool: Callable[[], Pool],
+        clock: Clock,
+    ) -> None:
+        self._bus = bus
+        self._log = event_log
+        self._replicas = replicas
+        self._writer = writer
+        self._pool = pool
+        self._clock = clock
+        self._slots = asyncio.Semaphore(QUESTIONS_AT_ONCE)
+        self._asking = 0
+
+    async def start(self) -> None:
+        """Listen on each question's subject."""
+        for name, handler in (
+            ("sql", _handler(SqlAsked, self.sql)),
+            ("jobs", _handler(JobsAsked, self.jobs)),
+            ("job", _handler(JobAsked, self.job)),
+            ("nodes", _handler(NothingAsked, self.nodes)),
+            ("status", _handler(NothingAsked, self.status)),
+        ):
+            await self._bus.serve(subjects.query(self._bus.pool, name), handler)
+
+    async def sql(self, asked: SqlAsked) -> dict[str, Any]:
+        """``columns``, ``rows``, ``truncated`` and ``as_of``; or ``error``."""
+        if self._asking >= QUESTIONS_AT_ONCE + QUESTIONS_WAITING_MAX:
+            return _error("Busy", f"{self._asking} questions are being answered; ask again in a moment")
+        self._asking += 1
+        try:
+            async with self._slots, self._replicas.newest() as copy:
+                answer = await asyncio.to_thread(sql.ask, copy.path, asked.statement, limit=asked.limit)
+            as_of = {
+                "ordinal": copy.head.ordinal,
+                "recorded_at": copy.head.recorded_at,
+                "copied_at": copy.copied_at,
+                "age_ms": max(0, self._clock.now() - copy.copied_at) // NS_PER_MS,
+            }
+            return {**answer, "as_of": as_of}
+        finally:
+            self._asking -= 1
+
+    async def jobs(self, asked: JobsAsked) -> dict[str, Any]:
+        """``jobs`` that have not ended, oldest first; or the last that have."""
+        pool = self._pool()
+        if asked.state is JobState.ENDED:
+            return {"as_of": _as_of(pool), **await self._ended(asked)}
+        live = sorted(
+            (
+                job
+                for job in pool.jobs.values()
+                if job.state is not JobState.ENDED
+                and asked.tenant in {None, job.tenant}
+                and asked.state in {None, job.state}
+            ),
+            key=lambda job: job.admitted_seq,
+        )
+        shown = [_job(job) for job in live[: asked.limit]]
+        return {"as_of": _as_of(pool), "jobs": shown, "total": len(live), "truncated": len(shown) < len(live)}
+
+    async def _ended(self, asked: JobsAsked) -> dict[str, Any]:
+        kinds = "('JobSucceeded.v1', 'JobFailed.v1', 'JobCancelled.v1', 'JobExpired.v1')"
+        found = await asyncio.to_thread(
+            self._log.ask,
+            f"SELECT job_id, tenant, split_part(type, '.', 1) AS outcome, cause, recorded_at AS ended_at FROM events "  # noqa: S608 - a constant list
+            f"WHERE type IN {kinds} AND (?::VARCHAR IS NULL OR tenant = ?) ORDER BY ordinal DESC LIMIT ?",
+            [asked.tenant, asked.tenant, asked.limit + 1],
+        )
+        rows = _as_objects(found)
+        return {
+            "jobs": [{**row, "state": JobState.ENDED.value} for row in rows[: asked.limit]],
+            "truncated": len(rows) > asked.limit,
+        }
+
+    async def job(self, asked: JobAsked) -> dict[str, Any]:
+        """The job as it is (``job``, where it lives) and ``events``: all that was said of it, in order."""
+        job_id = JobId(asked.job_id)
+        found = await asyncio.to_thread(
+            self._log.ask,
+            "SELECT ordinal, recorded_at, kind, said_by, actor, cause, run_id, node_id, body FROM ("
+            "  SELECT t.*, e.recorded_at FROM v_job_timeline AS t JOIN events AS e USING (ordinal) WHERE t.job_id = ?"
+            ") ORDER BY ordinal LIMIT ?",
+            [job_id, asked.limit + 1],
+        )
+        pool = self._pool()
+        live = pool.jobs.get(job_id)
+        if not found.rows and live is None:
+            return _error("JobNotFound", f"nothing was ever said of a job {asked.job_id!r} (ids are <tenant>/<name>)")
+        events = [{**row, "body": _parsed(row["body"])} for row in _as_objects(found)]
+        return {
+            "as_of": _as_of(pool),
+            "job_id": job_id,
+            "tenant": tenant_of_job(job_id),
+            "job": None if live is None else _job(live, with_spec=True),
+            "events": events[: asked.limit],
+            "truncated": len(events) > asked.limit,
+        }
+
+    async def nodes(self, asked: NothingAsked) -> dict[str, Any]:
+        """``nodes`` with their devices and what is held of them."""
+        del asked
+        pool = self._pool()
+        shown = [_node(node) for _, node in sorted(pool.nodes.items())]
+        return {"as_of": _as_of(pool), "frozen": pool.frozen, "nodes": shown}
+
+    async def status(self, asked: NothingAsked) -> dict[str, Any]:
+        """How far the log stands behind the bus, the head of its chain, and how many of each type it holds."""
+        del asked
+        lag = await self._writer.lag()
+        counts = await asyncio.to_thread(
+            self._log.ask, "SELECT coalesce(type, ''), count(*) FROM events GROUP BY 1 ORDER BY 1"
+        )
+        broken = await asyncio.to_thread(self._log.ask, "SELECT count(*) FROM events WHERE parse_error IS NOT NULL")
+        head = self._log.head
+        return {
+            "as_of": _as_of(self._pool()),
+            "pool": self._bus.pool,
+            "log": {
+                "path": str(self._log.path),
+                "ordinal": head.ordinal,
+                "recorded_at": head.recorded_at,
+                "hash": head.hash.hex(),
+                "undecodable": broken.rows[0][0],
+            },
+            "streams": {
+                stream.value: {"log_seq": at.log_seq, "bus_seq": at.bus_seq, "behind": at.bus_seq - at.log_seq}
+                for stream, at in lag.items()
+            },
+            "counts": dict(counts.rows),
+        }
+
+
+def _handler(kind: type[T], answer: Callable[[T], Awaitable[dict[str, Any]]]) -> Callable[[bytes], Awaitable[bytes]]:
+    decoder = msgspec.json.Decoder(kind)
+
+    async def handle(body: bytes) -> bytes:
+        try:
+            asked = decoder.decode(body or b"{}")
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as err:
+            return msgspec.json.encode(_error("QuestionInvalid", str(err)))
+        try:
+            said = await answer(asked)
+        except LogError as err:
+            said = _error(type(err).__name__, str(err))
+        encoded = msgspec.json.encode(said)
+        if len(encoded) > ANSWER_BYTES_MAX:
+            return msgspec.json.encode(
+                _error("AnswerTooLarge", f"the answer has {len(encoded)} bytes: ask for less with a smaller limit")
+            )
+        return encoded
+
+    return handle
+
+
+def _error(code: str, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}
+
+
+def _as_of(pool: Pool) -> dict[str, int]:
+    return {"facts_seq": pool.seq, "recorded_at": pool.at}
+
+
+def _as_objects(answer: Answer) -> list[dict[str, Any]]:
+    return [{name: plain(value) for name, value in zip(answer.columns, row, strict=True)} for row in answer.rows]
+
+
+def _parsed(body: Any) -> Any:
+    return msgspec.Raw(body.encode()) if isinstance(body, str) else body
+
+
+def _job(job: JobView, *, with_spec: bool = False) -> dict[str, Any]:
+    reason = job.pending_fact
+    shown: dict[str, Any] = {
+        "job_id": job.job_id,
+        "tenant": job.tenant,
+        "queue": job.spec.queue,
+        "state": job.state.value,
+        "attempt": job.attempt,
+        "requested_at": job.requested_at,
+        "queued_at": job.queued_at,
+        "first_started_at": job.first_started_at,
+        "replicas": job.spec.replicas,
+        "devices": job.spec.devices,
+        "compute_milli": job.spec.compute_milli,
+        "memory_mib": job.spec.memory_mib,
+        "runs": [_run(run) for run in job.runs.values()],
+        "pending": job.pending.value if job.state is JobState.QUEUED else None,
+        "pending_since_at": job.pending_since_at if job.state is JobState.QUEUED else None,
+        "pending_reason": None if reason is None else msgspec.Raw(encode_body(reason)),
+        "stop": None if job.stop is None else job.stop.value,
+    }
+    return {**shown, "spec": job.spec} if with_spec else shown
+
+
+def _run(run: RunView) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "node_id": run.node_id,
+        "state": run.state.value,
+        "slices": run.slices,
+        "placed_at": run.placed_at,
+        "started_at": run.started_at,
+        "finished_at": run.finished_at,
+        "cause": None if run.cause is None else run.cause.value,
+        "exit_code": run.exit_code,
+        "holds": run.holds,
+    }
+
+
+def _node(node: NodeView) -> dict[str, Any]:
+    return {
+        "node_id": node.node_id,
+        "state": node.state.value,
+        "cordon": None if node.cordon is None else node.cordon.value,
+        "epoch": node.epoch,
+        "session": node.session,
+        "simulated": node.simulated,
+        "driver_version": node.driver_version,
+        "labels": node.labels,
+        "cpu_milli": node.cpu_milli,
+        "used_cpu_milli": node.used_cpu_milli,
+        "memory_mib": node.memory_mib,
+        "used_memory_mib": node.used_memory_mib,
+        "runs": sorted(node.runs),
+        "devices": [
+            {
+                "uuid": view.device.uuid,
+                "index": view.device.index,
+                "model": view.device.model,
+                "health": view.device.health.value,
+                "modes": view.device.modes,
+                "compute_milli": view.device.compute_milli,
+                "used_compute_milli": view.used_compute_milli,
+                "memory_mib": view.device.memory_mib,
+                "used_memory_mib": view.used_memory_mib,
+                "runs": sorted(view.runs),
+            }
+            for view in sorted(node.devices.values(), key=lambda view: view.device.index)
+        ],
+    }
