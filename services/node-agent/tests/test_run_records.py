@@ -1,9 +1,9 @@
 """What may be concluded from a run directory: one rule a test."""
 
-from apportion.contracts.ids import RunId
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apportion.contracts.ids import RunId
 from apportion.node_agent.run_records import (
     Absent,
     Claim,
@@ -111,11 +111,11 @@ def test_an_unreadable_file_is_never_taken_for_a_run_that_may_be_started() -> No
 
 def test_withdrawn_and_failed_orders_never_ran() -> None:
     abandoned = ExitRecord(outcome="abandoned", finished_at_ns=9)
-    failed = ExitRecord(outcome="exec_failed", errno=2, step="exec", finished_at_ns=9)
+    failed = ExitRecord(outcome="exec_failed", errno=2, finished_at_ns=9)
     taken_back = Claim(pid=0, start_ticks=0, boot_id=BOOT, token="t")
     assert judged(exit_record=abandoned, started=None) == NeverStarted(epoch=3)
     assert judged(claim=taken_back, shim=None, started=None) == NeverStarted(epoch=3)
-    assert judged(exit_record=failed, started=None) == ExecFailed(errno=2, step="exec", finished_at_ns=9)
+    assert judged(exit_record=failed, started=None) == ExecFailed(errno=2, finished_at_ns=9)
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20))

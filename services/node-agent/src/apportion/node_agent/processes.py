@@ -16,6 +16,7 @@ import secrets
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -25,8 +26,8 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 import msgspec
-from apportion.contracts.ids import RunId
 
+from apportion.contracts.ids import RunId
 from apportion.node_agent import spawner
 from apportion.node_agent.run_records import (
     Absent,
@@ -57,7 +58,10 @@ RUN_ID_VARIABLE: Final = "APPORTION_RUN_ID"
 TOKEN_VARIABLE: Final = "APPORTION_RUN_TOKEN"  # noqa: S105  it marks processes; it grants nothing
 
 _LOG_BYTES_MAX: Final = 16 * 1024 * 1024
-_CHANNEL_BYTES: Final = 4096
+_PACKET_BYTES: Final = 4096
+_ANSWER_S_MAX: Final = 5.0
+"""After that long without a word, the files are asked."""
+_OPEN_GATE: Final = 0
 _SPAWNER_IDLE_S: Final = 60.0
 _SPAWNER_START_S_MAX: Final = 20.0
 _ASK_ATTEMPTS_MAX: Final = 3
@@ -130,6 +134,25 @@ class RunStillLives(Exception):
     """A run that hasn't ended can't be removed."""
 
 
+class _Packet(msgspec.Struct, frozen=True):
+    """What a shim tells of its run: one of the three."""
+
+    run: str
+    """The name of the run's directory."""
+    claimed: Claim | None = None
+    started: Started | None = None
+    refused: str | None = None
+
+
+class _Spawner:
+    """The spawner that is asked, held by a descriptor that tells its end."""
+
+    def __init__(self, connection: socket.socket, pid: int, pidfd: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.pidfd = pidfd
+
+
 class _Watched:
     """A live run: its shim, held by a descriptor that can't come to mean another process."""
 
@@ -137,7 +160,6 @@ class _Watched:
         self.intent = intent
         self.shim = shim
         self.pidfd = pidfd
-        self.channel: socket.socket | None = None
         self.started: asyncio.Future[StartedProcess] = loop.create_future()
         self.ended: asyncio.Future[Ended] = loop.create_future()
         # Either may fail or end with nobody waiting for it; the queue of ends tells all.
@@ -158,9 +180,11 @@ class Processes:
         self._boot_id = _boot_id()
         self._watched: dict[RunId, _Watched] = {}
         self._starting: dict[RunId, asyncio.Future[_Watched]] = {}
-        self._spawner: socket.socket | None = None
+        self._asked: dict[str, asyncio.Future[_Watched | None]] = {}
+        self._ordered: dict[RunId, Intent] = {}
+        self._spawner: _Spawner | None = None
+        self._connections: set[socket.socket] = set()
         self._spawner_lock = asyncio.Lock()
-        self._spawner_process: subprocess.Popen[bytes] | None = None
         self._lock_fd = -1
         self._runs_fd = -1
         self._tasks: set[asyncio.Task[None]] = set()
@@ -192,11 +216,13 @@ class Processes:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for watched in self._watched.values():
-            loop.remove_reader(watched.pidfd)
-            os.close(watched.pidfd)
-            self._close_channel(watched)
+            if watched.pidfd >= 0:
+                loop.remove_reader(watched.pidfd)
+                os.close(watched.pidfd)
         self._watched.clear()
         self._drop_spawner()
+        for connection in list(self._connections):
+            self._close_connection(connection)
         self._threads.shutdown(wait=True)
         os.close(self._runs_fd)
         os.close(self._lock_fd)
@@ -212,7 +238,7 @@ class Processes:
             if run is None:
                 continue
             observed = self.observe(run)
-            if isinstance(observed, Claimed | Running) and self._watch(run, observed, channel=None) is None:
+            if isinstance(observed, Claimed | Running) and self._watch(run, observed) is None:
                 observed = self.observe(run)  # It ended between the two looks.
             if isinstance(observed, Lost):
                 await self._sweep(run)
@@ -240,8 +266,7 @@ class Processes:
 
         Raises StartRefused if it ran before or a later epoch ordered it, StartFailed if it could not be executed.
         """
-        watched = await self._order(launch, Gate.OPEN)
-        return await asyncio.shield(watched.started)
+        return await self._wait_for_start(await self._order(launch, Gate.OPEN))
 
     async def prepare(self, launch: Launch) -> Claim:
         """Have a shim claim the run and wait at its gate for ``release`` or ``withdraw``.
@@ -253,24 +278,22 @@ class Processes:
 
     async def release(self, run: RunId) -> StartedProcess:
         """Open the gate of a prepared run; repeating it changes nothing."""
-        watched = self._watched[run]
-        if watched.channel is not None and watched.intent.gate is Gate.HELD and not watched.started.done():
-            with contextlib.suppress(OSError):
-                watched.channel.send(b"go")
-        return await asyncio.shield(watched.started)
+        watched = self._watched.get(run)
+        if watched is None:
+            raise StartFailed(run, self._end_of(run))
+        if not watched.started.done():
+            self.signal(run, _OPEN_GATE)
+        return await self._wait_for_start(watched)
 
     async def withdraw(self, run: RunId) -> Ended:
         """Give up a prepared run before its gate opened; one that was released meanwhile is killed."""
-        watched = self._watched.get(run)
-        if watched is None:
-            return self._end_of(run)
-        if watched.channel is not None and not watched.started.done():
-            with contextlib.suppress(OSError):
-                watched.channel.send(b"withdraw")
         return await self.stop(run, grace_s=0)
 
     def signal(self, run: RunId, number: int) -> bool:
-        """Send a signal to the run's process group, by way of its shim; False if it doesn't run."""
+        """Send a signal to the run's process group, by way of its shim; False if it doesn't live.
+
+        SIGTERM or SIGKILL before the workload's start withdraws the order; any other is then lost.
+        """
         watched = self._watched.get(run)
         if watched is None:
             return False
@@ -295,7 +318,7 @@ class Processes:
                 return await asyncio.wait_for(asyncio.shield(watched.ended), grace_s)
         deadline = time.monotonic() + _KILL_S_MAX
         while time.monotonic() < deadline:
-            # Repeated, since an order that comes before the workload's start has nobody to go to.
+            # Repeated, as a fork bomb may outrun one round.
             self.signal(run, signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(watched.ended), 0.5)
@@ -374,7 +397,7 @@ class Processes:
                     shutil.rmtree(grave, ignore_errors=True)
             case Claimed() | Running():
                 self._check_epoch(launch, observed.intent.epoch)
-                watched = self._watch(run, observed, channel=None)
+                watched = self._watch(run, observed)
                 if watched is None:
                     raise StartRefused(run, self.observe(run), "it has just ended")
                 return watched
@@ -398,10 +421,14 @@ class Processes:
         self._make_directory(intent)
         # Durable before anybody may act on it: after a power failure the directory alone says that it may have run.
         await self._sync_runs()
-        for _ in range(_ASK_ATTEMPTS_MAX):
-            watched = await self._ask(intent)
-            if watched is not None:
-                return watched
+        self._ordered[run] = intent
+        try:
+            for _ in range(_ASK_ATTEMPTS_MAX):
+                watched = await self._ask(intent)
+                if watched is not None:
+                    return watched
+        finally:
+            del self._ordered[run]
         raise SpawnerUnavailable(f"no shim came up for {run}")
 
     def _check_epoch(self, launch: Launch, epoch: int) -> None:
@@ -477,85 +504,96 @@ class Processes:
         finally:
             self._sync_running = False
 
+    async def _wait_for_start(self, watched: _Watched) -> StartedProcess:
+        """The workload's start, by its shim's word; where that was lost, by its files."""
+        while not watched.started.done():
+            await asyncio.wait([watched.started], timeout=_ANSWER_S_MAX)
+            state = self.observe(watched.intent.run_id)
+            if not watched.started.done() and isinstance(state, Running):
+                watched.started.set_result(_started_process(watched.intent.run_id, watched.shim, state.started))
+        return watched.started.result()
+
     async def _ask(self, intent: Intent) -> _Watched | None:
         """Have a shim forked for the run; None if none came up, and then asking again is safe."""
         run = intent.run_id
         loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        name = directory_name(run)
+        answer: asyncio.Future[_Watched | None] = loop.create_future()
+        self._asked[name] = answer
+        deadline = loop.call_later(_ANSWER_S_MAX, _set_unless_done, answer)
         try:
-            with theirs:
-                await self._send_request(directory_name(run).encode(), theirs)
-            answer = await loop.sock_recv(ours, _CHANNEL_BYTES)
-        except BaseException:
-            ours.close()
-            raise
-        message = msgspec.json.decode(answer) if answer else {}
-        if "claimed" not in message:
-            ours.close()
-            observed = self.observe(run)
-            if isinstance(observed, Claimed | Running):
-                return self._watch(run, observed, channel=None)
-            if isinstance(observed, Prepared):
-                return None
-            raise StartFailed(run, observed) if isinstance(observed, Ended) else StartRefused(run, observed, "gone")
-        claim = msgspec.convert(message["claimed"], Claim)
-        watched = self._watch(run, Claimed(intent=intent, claim=claim), channel=ours)
-        if watched is None:
-            ours.close()
-            # Too quick for us to see it alive: its end is told all the same.
-            watched = _Watched(intent, claim, -1, loop)
-            self._watched[run] = watched
-            self._run_task(self._finish(run, watched))
+            await self._send_request(name.encode())
+            watched = await answer
+        finally:
+            deadline.cancel()
+            del self._asked[name]
+        if watched is not None:
+            return watched
+        observed = self.observe(run)
+        if isinstance(observed, Claimed | Running):
+            return self._watch(run, observed)
+        if isinstance(observed, Prepared):
+            return None
+        raise StartFailed(run, observed) if isinstance(observed, Ended) else StartRefused(run, observed, "gone")
+
+    def _ended_already(self, run: RunId, intent: Intent, claim: Claim) -> _Watched:
+        """A run whose shim was too quick for us to see it alive: its end is told all the same."""
+        watched = _Watched(intent, claim, -1, asyncio.get_running_loop())
+        self._watched[run] = watched
+        self._run_task(self._finish(run, watched))
         return watched
 
-    async def _send_request(self, name: bytes, channel: socket.socket) -> None:
-        for attempt in range(_ASK_ATTEMPTS_MAX):
-            connection = await self._connect_spawner()
+    async def _send_request(self, name: bytes) -> None:
+        for _ in range(_ASK_ATTEMPTS_MAX):
+            spawner_ = await self._connect_spawner()
             try:
-                socket.send_fds(connection, [name], [channel.fileno()])
+                spawner_.connection.send(name)
             except BlockingIOError:
-                await _writable(connection)
-            except OSError as err:
+                await _writable(spawner_.connection)
+            except OSError:
                 self._drop_spawner()
-                if attempt == _ASK_ATTEMPTS_MAX - 1:
-                    raise SpawnerUnavailable(str(self._root)) from err
             else:
                 return
         raise SpawnerUnavailable(str(self._root))
 
-    async def _connect_spawner(self) -> socket.socket:
+    async def _connect_spawner(self) -> _Spawner:
         if self._spawner is not None:
             return self._spawner
         async with self._spawner_lock:
-            if self._spawner is None:
-                for _ in range(_ASK_ATTEMPTS_MAX):
+            for _ in range(_ASK_ATTEMPTS_MAX):
+                if self._spawner is None:
                     self._spawner = self._try_connect() or await self._start_spawner()
-                    if self._spawner is not None:
-                        break
-                else:
-                    raise SpawnerUnavailable(str(self._root))
-            return self._spawner
+                if self._spawner is not None:
+                    return self._spawner
+        raise SpawnerUnavailable(str(self._root))
 
-    def _try_connect(self) -> socket.socket | None:
+    def _try_connect(self) -> _Spawner | None:
         root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(f"/proc/self/fd/{root}/spawner.sock")
-        except (FileNotFoundError, ConnectionRefusedError):
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid: int = struct.unpack("3i", credentials)[0]
+            pidfd = os.pidfd_open(pid)
+        except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
             connection.close()
             return None
         finally:
             os.close(root)
         connection.setblocking(False)
-        return connection
+        loop = asyncio.get_running_loop()
+        # Shims hold the other end too, so the connection alone would not tell that the spawner has died.
+        loop.add_reader(pidfd, self._drop_spawner)
+        loop.add_reader(connection, self._on_packets, connection)
+        self._connections.add(connection)
+        return _Spawner(connection, pid, pidfd)
 
-    async def _start_spawner(self) -> socket.socket | None:
+    async def _start_spawner(self) -> _Spawner | None:
         """Start the node's spawner in a session of its own, so that it outlives us; None if it went away again."""
         ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
         try:
             with (self._root / "spawner.log").open("ab") as log:
-                self._spawner_process = subprocess.Popen(  # noqa: ASYNC220  once per node; the wait is for the pipe
+                process = subprocess.Popen(  # noqa: ASYNC220  once per node; the wait is for the pipe
                     [
                         *(sys.executable, "-I", "-S", spawner.__file__, str(self._root.resolve())),
                         *(str(ready_write), str(self._spawner_idle_s)),
@@ -572,20 +610,63 @@ class Processes:
             await asyncio.wait_for(_readable(ready_read), _SPAWNER_START_S_MAX)
         finally:
             os.close(ready_read)
+        if process.poll() is None:
+            process.returncode = 0  # It outlives us on purpose; nobody is to wait for it.
         return self._try_connect()
 
     def _drop_spawner(self) -> None:
+        """Forget a spawner that has died; its shims go on, and go on telling through its connection."""
         if self._spawner is not None:
-            self._spawner.close()
+            asyncio.get_running_loop().remove_reader(self._spawner.pidfd)
+            os.close(self._spawner.pidfd)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._spawner.pid, os.WNOHANG)
             self._spawner = None
-        if self._spawner_process is not None and self._spawner_process.poll() is None:
-            # It may well live on: that is its purpose. Not waiting for it is deliberate.
-            self._spawner_process.returncode = 0
-        self._spawner_process = None
+        for answer in self._asked.values():
+            _set_unless_done(answer)  # Whether it was read before the end is for the files to say.
+
+    @property
+    def spawner_pid(self) -> int | None:
+        """The process that forks the shims; None before the first start."""
+        return None if self._spawner is None else self._spawner.pid
+
+    def _close_connection(self, connection: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(connection)
+        connection.close()
+        self._connections.discard(connection)
+
+    def _on_packets(self, connection: socket.socket) -> None:
+        """What shims tell: packets, so that one never runs into another."""
+        while True:
+            try:
+                packet = connection.recv(_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._close_connection(connection)
+                return
+            self._on_packet(msgspec.json.decode(packet, type=_Packet))
+
+    def _on_packet(self, packet: _Packet) -> None:
+        run = run_of_directory(packet.run)
+        answer = self._asked.get(packet.run)
+        if run is None:
+            return
+        watched = self._watched.get(run)
+        if packet.claimed is not None and watched is None and answer is not None and not answer.done():
+            intent = self._ordered[run]
+            watched = self._watch(run, Claimed(intent=intent, claim=packet.claimed))
+            answer.set_result(watched or self._ended_already(run, intent, packet.claimed))
+        elif packet.started is not None and watched is not None and not watched.started.done():
+            watched.started.set_result(_started_process(run, watched.shim, packet.started))
+        elif packet.refused is not None and answer is not None:
+            _set_unless_done(answer)
 
     # Watching
 
-    def _watch(self, run: RunId, state: Claimed | Running, *, channel: socket.socket | None) -> _Watched | None:
+    def _watch(self, run: RunId, state: Claimed | Running) -> _Watched | None:
         """Hold the run's shim by descriptor and notice its end; None if that process is gone already."""
         try:
             pidfd = os.pidfd_open(state.claim.pid)
@@ -602,34 +683,10 @@ class Processes:
         loop.add_reader(pidfd, self._on_shim_ended, run, watched)
         if isinstance(state, Running):
             watched.started.set_result(_started_process(run, state.claim, state.started))
-        elif channel is not None:
-            watched.channel = channel
-            loop.add_reader(channel, self._on_channel, run, watched)
         return watched
-
-    def _on_channel(self, run: RunId, watched: _Watched) -> None:
-        assert watched.channel is not None
-        try:
-            data = watched.channel.recv(_CHANNEL_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._close_channel(watched)
-        if data and not watched.started.done():
-            started = msgspec.convert(msgspec.json.decode(data)["started"], Started)
-            watched.started.set_result(_started_process(run, watched.shim, started))
-
-    def _close_channel(self, watched: _Watched) -> None:
-        if watched.channel is not None:
-            asyncio.get_running_loop().remove_reader(watched.channel)
-            watched.channel.close()
-            watched.channel = None
 
     def _on_shim_ended(self, run: RunId, watched: _Watched) -> None:
         asyncio.get_running_loop().remove_reader(watched.pidfd)
-        if watched.channel is not None:
-            self._on_channel(run, watched)  # The start was told before the end.
         record = _read_record(f"{self._directory(run)}/exit", ExitRecord)
         if isinstance(record, ExitRecord):
             self._settle(run, watched, end_of_record(record, watched.intent))
@@ -643,7 +700,6 @@ class Processes:
         self._settle(run, watched, end)
 
     def _settle(self, run: RunId, watched: _Watched, end: Ended) -> None:
-        self._close_channel(watched)
         if watched.pidfd >= 0:
             os.close(watched.pidfd)
         del self._watched[run]
@@ -739,7 +795,7 @@ async def _ready(fd: int, add: Callable[..., None], remove: Callable[[int], bool
         remove(fd)
 
 
-def _set_unless_done(future: asyncio.Future[None]) -> None:
+def _set_unless_done(future: asyncio.Future[None] | asyncio.Future[_Watched | None]) -> None:
     if not future.done():
         future.set_result(None)
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from urllib.parse import quote, unquote
 
 import msgspec
+
 from apportion.contracts.ids import RunId
 
 _NAME_BYTES_MAX = 240
@@ -63,8 +64,8 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ns: int | None = None
     max_rss_kib: int = 0
     cpu_us: int = 0
+    shim_cpu_us: int = 0
     errno: int = 0
-    step: str = ""
 
 
 class ProcessSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,13 +112,14 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     finished_at_ns: int
     max_rss_kib: int
     cpu_us: int
+    shim_cpu_us: int = 0
+    """What the run cost beside itself: its shim's own CPU time."""
 
 
 class ExecFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload could not be started (``errno`` at ``step``), and never will be."""
+    """The workload could not be started, for this ``errno``, and never will be."""
 
     errno: int
-    step: str
     finished_at_ns: int
 
 
@@ -192,9 +194,10 @@ def end_of_record(record: ExitRecord, intent: Intent | Unreadable) -> Ended:
                 finished_at_ns=record.finished_at_ns,
                 max_rss_kib=record.max_rss_kib,
                 cpu_us=record.cpu_us,
+                shim_cpu_us=record.shim_cpu_us,
             )
         case "exec_failed":
-            return ExecFailed(errno=record.errno, step=record.step, finished_at_ns=record.finished_at_ns)
+            return ExecFailed(errno=record.errno, finished_at_ns=record.finished_at_ns)
         case "abandoned" if isinstance(intent, Intent):
             return NeverStarted(epoch=intent.epoch)
         case _:

@@ -1,9 +1,18 @@
 """The spawner: one small process per node that outlives the agent, and the shim that it forks for each run.
 
 Run as a plain file (``python -I -S spawner.py DIRECTORY READY_FD IDLE_S``) and built from the standard library alone:
-what it imports, every shim of the node carries. It decides nothing. A request names a run directory and brings a
-channel; the shim forked for it claims the directory, starts the workload, keeps its output within bounds, and writes
-down how it ended. Which runs to start, stop or believe is the agent's business (processes.py).
+what it imports, every shim of the node carries. It decides nothing. A request names a run directory; the shim forked
+for it claims the directory, starts the workload, keeps its output within bounds, and writes down how it ended. Which
+runs to start, stop or believe is the agent's business (processes.py).
+
+Requests and answers are packets on one connection. A shim inherits its end and tells the agent what it did; if the
+agent hangs up while a shim waits at its gate, the order is withdrawn. From then on files and signals are enough, so
+that an agent that was restarted needs no connection to a shim: SIGRTMIN+n means signal n to the run, and SIGRTMIN
+itself opens the gate.
+
+If a shim is killed, what it guarded becomes the spawner's child, and is killed by it; if both are, the agent finds it
+by its session and its environment. PR_SET_PDEATHSIG would need a fork of Python for each workload in place of vfork,
+twice the cost of the whole run, and would cover no process but the first.
 
 The files of a run directory, in the order in which they appear::
 
@@ -26,19 +35,21 @@ import resource
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
+from typing import Any
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 _READ_BYTES = 65536
 _REQUEST_BYTES = 1024
+_TELL_MS_MAX = 5000
 _REAP_PAUSE_S = 0.002
 _LISTEN_BACKLOG = 8
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_RESTORED = (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+_UNHEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ORDERS = range(signal.SIGRTMIN, signal.SIGRTMAX + 1)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
@@ -77,14 +88,16 @@ class _BoundedLog:
         self._path = path
         self._limit = limit
         self._size = 0
-        self._fd = self._open()
+        self._fd = -1
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def write(self, data: bytes) -> None:
         """Append, as far as the disk lets us: a full disk must not end a run that only wanted to talk."""
-        if self._size and self._size + len(data) > self._limit:
+        if self._fd < 0:
+            self._fd = self._open()  # At the first word: most short runs say nothing.
+        elif self._size and self._size + len(data) > self._limit:
             os.close(self._fd)
             os.replace(self._path, self._path + ".1")
             self._fd = self._open()
@@ -98,43 +111,55 @@ class _BoundedLog:
 class _Shim:
     """The guardian of one run; it lives until no process of the run is left."""
 
-    def __init__(self, directory: str, channel: socket.socket, boot_id: str) -> None:
+    def __init__(self, directory: str, name: str, agent: socket.socket, boot_id: str) -> None:
         self._directory = directory
-        self._channel = channel
+        self._name = name
+        self._agent = agent
         self._boot_id = boot_id
         self._child = 0
-        self._can_signal = False
+        self._is_released = False
+        self._is_withdrawn = False
+        self._is_starting = False
+        self._early: list[int] = []
 
     def run(self) -> None:
+        """Claim, start, watch, report; or leave the run to the shim that was faster."""
         os.setsid()
         # Whatever of the run is orphaned becomes our child, so "no children left" means "nothing of it left".
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         _prctl(_PR_SET_NAME, ctypes.addressof(_name))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in range(1, signal.SIGRTMAX - signal.SIGRTMIN + 1):
-            signal.signal(signal.SIGRTMIN + number, self._on_order)
+        signal.set_wakeup_fd(-1)
         os.chdir(self._directory)
         with open("intent.json", "rb", buffering=0) as file:
             intent = json.loads(file.read())
         pid = os.getpid()
         claim = {"pid": pid, "start_ticks": _start_ticks(pid), "boot_id": self._boot_id, "token": intent["token"]}
         if not self._claim(json.dumps(claim).encode()):
-            self._tell({"refused": "claimed"})
+            self.tell({"refused": "claimed"})
             return
-        self._tell({"claimed": claim})
-        if intent["gate"] == "held" and self._wait_for_release() != b"go":
+        self.tell({"claimed": claim})
+        if intent["gate"] == "held":
+            self._wait_at_gate()
+        if self._is_withdrawn:
             self._write_exit({"outcome": "abandoned", "finished_at_ns": time.time_ns()})
             return
         self._run_workload(intent)
 
-    def _on_order(self, number: int, _frame: object) -> None:
-        """SIGRTMIN+n to us means signal n to the run.
+    def on_order(self, number: int) -> None:
+        """A signal for the run, or the opening of its gate.
 
-        Only its parent can signal a process without any risk of hitting another that got the same pid, and this way
-        an agent that was restarted needs no channel: a pidfd of the shim is enough.
+        Only its parent can signal a process without any risk of hitting another that got the same pid. An order to
+        end that comes before the start withdraws it.
         """
-        if self._can_signal:
-            self._signal_run(number - signal.SIGRTMIN)
+        if number == 0:
+            self._is_released = True
+        elif self._child:
+            self._signal_run(number)
+        elif self._is_starting:
+            self._early.append(number)
+        elif number in (signal.SIGTERM, signal.SIGKILL):
+            self._is_withdrawn = True
 
     def _signal_run(self, number: int) -> None:
         try:
@@ -143,6 +168,23 @@ class _Shim:
                 os.kill(self._child, number)
         except (ProcessLookupError, PermissionError):
             pass
+
+    def _wait_at_gate(self) -> None:
+        """Wait until the gate opens, the order is withdrawn, or the agent has hung up."""
+        woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(woken, select.POLLIN)
+        poll.register(self._agent, select.POLLRDHUP)
+        while not self._is_released and not self._is_withdrawn:
+            for fd, _ in poll.poll():
+                if fd == woken:
+                    os.read(woken, _REQUEST_BYTES)
+                else:
+                    self._is_withdrawn = not self._is_released
+        signal.set_wakeup_fd(-1)
+        os.close(woken)
+        os.close(wake)
 
     def _claim(self, data: bytes) -> bool:
         """True for the one shim that may start this run.
@@ -160,17 +202,21 @@ class _Shim:
             os.unlink(draft)
         return True
 
-    def _tell(self, message: dict[str, object]) -> None:
+    def tell(self, message: dict[str, object]) -> None:
+        """Say it to the agent; one that is gone or doesn't listen can read the files instead."""
+        data = json.dumps({"run": self._name, **message}).encode()
         try:
-            self._channel.send(json.dumps(message).encode())
+            self._agent.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(self._agent, select.POLLOUT)
+            if poll.poll(_TELL_MS_MAX):
+                try:
+                    self._agent.send(data, socket.MSG_DONTWAIT)
+                except OSError:
+                    pass
         except OSError:
-            pass  # The agent is gone; the files say the same to the next one.
-
-    def _wait_for_release(self) -> bytes:
-        try:
-            return self._channel.recv(_REQUEST_BYTES)
-        except OSError:
-            return b""
+            pass
 
     def _write_exit(self, record: dict[str, object]) -> None:
         """Last, and complete or not at all: synced before it gets its name."""
@@ -180,36 +226,44 @@ class _Shim:
         os.close(fd)
         os.rename("exit.tmp", "exit")
 
-    def _run_workload(self, intent: dict[str, object]) -> None:
-        limit = intent["log_bytes_max"]
-        assert isinstance(limit, int)
+    def _run_workload(self, intent: dict[str, Any]) -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if intent["open_files_max"] is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (intent["open_files_max"], intent["open_files_max"]))
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
-        failed_read, failed_write = os.pipe2(os.O_CLOEXEC)
-        logs = {out_read: _BoundedLog("stdout", limit // 4), err_read: _BoundedLog("stderr", limit // 4)}
-        shim = os.getpid()
-        child = os.fork()
-        if child == 0:
-            _exec_workload(intent, shim, out_write, err_write, failed_write)
-        for fd in (out_write, err_write, failed_write):
-            os.close(fd)
-        failure = os.read(failed_read, 256)  # Ends with the exec: the pipe closes then.
-        os.close(failed_read)
-        if failure:
-            os.waitpid(child, 0)
-            code, _, step = failure.decode().partition(" ")
-            self._write_exit(
-                {"outcome": "exec_failed", "errno": int(code), "step": step, "finished_at_ns": time.time_ns()},
-            )
+        limit = intent["log_bytes_max"] // 4
+        logs = {out_read: _BoundedLog("stdout", limit), err_read: _BoundedLog("stderr", limit)}
+        self._is_starting = True
+        if self._is_withdrawn:
+            self._write_exit({"outcome": "abandoned", "finished_at_ns": time.time_ns()})
             return
+        try:
+            process = subprocess.Popen(
+                intent["argv"],
+                env=intent["env"],
+                cwd="work",
+                stdout=out_write,
+                stderr=err_write,
+                process_group=0,
+                close_fds=False,  # All of ours close on exec by themselves.
+            )
+        except (OSError, ValueError) as err:
+            number = err.errno if isinstance(err, OSError) else errno.EINVAL
+            self._write_exit({"outcome": "exec_failed", "errno": number, "finished_at_ns": time.time_ns()})
+            return
+        child = process.pid
+        os.close(out_write)
+        os.close(err_write)
         started_at_ns = time.time_ns()
         started = {"pid": child, "start_ticks": _start_ticks(child), "started_at_ns": started_at_ns}
-        _write_file("started.tmp", json.dumps(started).encode())
-        os.rename("started.tmp", "started")
+        # Half of it may be read for a moment, and then counts as nothing: the shim is there to be asked again.
+        _write_file("started", json.dumps(started).encode())
         self._child = child
-        self._can_signal = True
-        self._tell({"started": started})
-        self._channel.close()
+        for number in self._early:
+            self._signal_run(number)
+        self.tell({"started": started})
+        self._agent.close()
 
         child_fd = os.pidfd_open(child)
         _copy_until_exit(child_fd, logs)
@@ -217,8 +271,9 @@ class _Shim:
         # The run is its first process: what that left behind is ended with it. The group's number is ours while
         # the leader is not reaped, so this can't hit anybody else.
         self._signal_run(signal.SIGKILL)
-        self._can_signal = False
+        self._child = 0
         _, status, usage = os.wait4(child, 0)
+        process.returncode = 0  # Popen must not wait for what we have reaped.
         _reap_the_rest(logs)
         _copy_what_is_there(logs)
         signalled = os.WIFSIGNALED(status)
@@ -231,6 +286,7 @@ class _Shim:
                 "finished_at_ns": finished_at_ns,
                 "max_rss_kib": usage.ru_maxrss,
                 "cpu_us": round((usage.ru_utime + usage.ru_stime) * 1e6),
+                "shim_cpu_us": round(time.process_time() * 1e6),
             },
         )
 
@@ -239,41 +295,6 @@ def _write_file(path: str, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     os.write(fd, data)
     os.close(fd)
-
-
-def _exec_workload(intent: dict[str, object], shim: int, out: int, err: int, failed: int) -> None:
-    """Become the workload; on failure tell why on ``failed`` and exit. Never returns."""
-    step = "setup"
-    try:
-        os.setpgid(0, 0)
-        for number in _RESTORED:
-            signal.signal(number, signal.SIG_DFL)
-        null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        os.dup2(null, 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        step = "limits"
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        open_files = intent["open_files_max"]
-        if isinstance(open_files, int):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
-        step = "directory"
-        os.chdir("work")
-        step = "parent"
-        # Nobody would write down how a workload without its shim ended, so it doesn't outlive it.
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != shim:
-            os._exit(127)
-        step = "exec"
-        argv, env = intent["argv"], intent["env"]
-        assert isinstance(argv, list)
-        assert isinstance(env, dict)
-        os.execvpe(argv[0], argv, env)  # noqa: S606  an argument vector, never a shell
-    except OSError as err_:
-        os.write(failed, f"{err_.errno} {step}".encode())
-    except BaseException:  # noqa: BLE001  a forked child must end here, whatever happened
-        os.write(failed, f"{errno.EINVAL} {step}".encode())
-    os._exit(127)
 
 
 def _copy_until_exit(child_fd: int, logs: dict[int, _BoundedLog]) -> None:
@@ -310,7 +331,6 @@ def _copy_what_is_there(logs: dict[int, _BoundedLog]) -> None:
 
 def _reap_the_rest(logs: dict[int, _BoundedLog]) -> None:
     """Kill and reap every process that the run left to us, daemons included, until there is none."""
-    pid = os.getpid()
     while True:
         try:
             reaped, _ = os.waitpid(-1, os.WNOHANG)
@@ -318,81 +338,142 @@ def _reap_the_rest(logs: dict[int, _BoundedLog]) -> None:
             return
         if reaped:
             continue
-        with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
-            children = file.read().split()
-        for child in children:
-            os.kill(int(child), signal.SIGKILL)  # Not reaped yet, so the pid is theirs.
+        for child in _children():
+            os.kill(child, signal.SIGKILL)  # Not reaped yet, so the pid is theirs.
         _copy_what_is_there(logs)
         time.sleep(_REAP_PAUSE_S)
 
 
-def _serve(directory: str, ready_fd: int, idle_s: float) -> None:
-    root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    lock = os.open("spawner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=root)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return  # Another one serves this node already.
-    # Through the directory's descriptor the address stays within a socket path's 107 bytes.
-    address = f"/proc/self/fd/{root}/spawner.sock"
-    try:
-        os.unlink(address)
-    except FileNotFoundError:
-        pass
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(address)
-    listener.listen(_LISTEN_BACKLOG)
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the shims; their exit files speak for them.
-    boot_id = _boot_id()
-    os.write(ready_fd, b"ready")
-    os.close(ready_fd)
-    gc.collect()
-    gc.disable()
-    gc.freeze()  # A collection would touch, and so copy, every page that the shims share.
+def _children() -> list[int]:
+    """The processes whose parent we are, those that were orphaned to us too."""
+    pid = os.getpid()
+    with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
+        return [int(child) for child in file.read().split()]
 
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    agents: dict[int, socket.socket] = {}
-    while True:
-        ready = poll.poll(None if agents else round(idle_s * 1000))
-        if not ready and not agents:
+
+class _Spawner:
+    """The process that forks; in a fork it turns into that run's shim."""
+
+    def __init__(self, directory: str, idle_s: float) -> None:
+        self._directory = directory
+        self._idle_s = idle_s
+        self._boot_id = _boot_id()
+        self._agents: dict[int, socket.socket] = {}
+        self._shims: set[int] = set()
+        self._shim: _Shim | None = None
+
+    def serve(self, ready_fd: int) -> None:
+        """Serve until nobody has been connected for a while; at once return where another one serves already."""
+        root = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock = os.open("spawner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=root)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return
-        for fd, _ in ready:
-            if fd == listener.fileno():
-                agent, _ = listener.accept()
-                agents[agent.fileno()] = agent
-                poll.register(agent, select.POLLIN)
-                continue
-            agent = agents[fd]
+        # Through the directory's descriptor the address stays within a socket path's 107 bytes.
+        address = f"/proc/self/fd/{root}/spawner.sock"
+        try:
+            os.unlink(address)
+        except FileNotFoundError:
+            pass
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(address)
+        listener.listen(_LISTEN_BACKLOG)
+        for number in (*_UNHEARD, signal.SIGCHLD):
+            signal.signal(number, self._ignore)  # SIG_IGN would be handed on to the workloads.
+        for order in _ORDERS:  # Here, and not in each shim: they inherit it.
+            signal.signal(order, self._on_order)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # What a killed shim leaves becomes ours.
+        woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        os.write(ready_fd, b"ready")
+        os.close(ready_fd)
+        gc.collect()
+        gc.disable()
+        gc.freeze()  # A collection would touch, and so copy, every page that the shims share.
+
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        poll.register(woken, select.POLLIN)
+        while True:
+            ready = poll.poll(None if self._agents else round(self._idle_s * 1000))
+            if not ready and not self._agents and not self._shims:
+                return
+            for fd, _ in ready:
+                if fd == woken:
+                    os.read(woken, _REQUEST_BYTES)
+                    self._reap()
+                    continue
+                if fd == listener.fileno():
+                    agent, _ = listener.accept()
+                    self._agents[agent.fileno()] = agent
+                    poll.register(agent, select.POLLIN)
+                    continue
+                name = self._read_request(fd)
+                if name is None:
+                    poll.unregister(fd)
+                    self._agents.pop(fd).close()
+                else:
+                    self._fork(name, self._agents[fd], (listener.fileno(), lock, woken, wake))
+
+    @staticmethod
+    def _ignore(_number: int, _frame: object) -> None:
+        pass
+
+    def _reap(self) -> None:
+        """Reap the shims that have ended, and kill what a killed one has left."""
+        was_orphaned = False
+        while True:
             try:
-                name, fds, _, _ = socket.recv_fds(agent, _REQUEST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-            except ConnectionResetError:
-                name, fds = b"", []
-            if not name:
-                poll.unregister(fd)
-                del agents[fd]
-                agent.close()
-                continue
-            try:
-                child = os.fork()
-            except OSError:
-                child = -1  # The channel's end tells the agent.
-            if child == 0:
-                status = 1
-                try:
-                    listener.close()
-                    for other in agents.values():
-                        other.close()
-                    os.close(lock)
-                    _Shim(f"{directory}/runs/{name.decode()}", socket.socket(fileno=fds[0]), boot_id).run()
-                    status = 0
-                finally:
-                    os._exit(status)
-            for descriptor in fds:
-                os.close(descriptor)
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                break
+            was_orphaned = was_orphaned or status != 0 or pid not in self._shims
+            self._shims.discard(pid)
+        if was_orphaned:
+            for child in _children():
+                if child not in self._shims:
+                    os.kill(child, signal.SIGKILL)  # Its own orphans come to us when it has ended.
+
+    def _on_order(self, number: int, _frame: object) -> None:
+        if self._shim is not None:
+            self._shim.on_order(number - signal.SIGRTMIN)
+
+    def _read_request(self, fd: int) -> str | None:
+        """The name of a run directory; None once the agent has hung up."""
+        try:
+            return self._agents[fd].recv(_REQUEST_BYTES).decode() or None
+        except OSError:
+            return None
+
+    def _fork(self, name: str, agent: socket.socket, ours: tuple[int, ...]) -> None:
+        shim = _Shim(f"{self._directory}/runs/{name}", name, agent, self._boot_id)
+        try:
+            pid = os.fork()
+        except OSError as err:
+            shim.tell({"refused": f"fork: {err.errno}"})
+            return
+        if pid != 0:
+            self._shims.add(pid)
+            return
+        self._shim = shim
+        status = 1
+        try:
+            for fd in ours:
+                os.close(fd)  # A shim must not hold the lock of a spawner that has died.
+            for other in self._agents.values():
+                if other is not agent:
+                    other.close()
+            shim.run()
+            status = 0
+        except BaseException as err:  # noqa: BLE001  a forked child must end here, whatever happened
+            sys.stderr.write(f"{name}: {err!r}\n")
+            shim.tell({"refused": repr(err)})
+        finally:
+            os._exit(status)
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    _Spawner(sys.argv[1], float(sys.argv[3])).serve(int(sys.argv[2]))
