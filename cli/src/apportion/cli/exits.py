@@ -37,7 +37,7 @@ class CommandFailed(click.ClickException):
 
     def __init__(self, message: str, *, code: Exit = Exit.FAILURE, hint: str = "") -> None:
         super().__init__(message)
-        self.exit_code = int(code)
+        self.exit_code = int(code)  # type: ignore[misc]  # click declares it on the class and reads it off the object
         self.hint = hint
 
     def format_message(self) -> str:
@@ -53,7 +53,9 @@ def code_of(error: BaseException) -> Exit:
     said = getattr(error, "exit_code", None)
     if isinstance(said, int) and said in {int(code) for code in Exit}:
         return Exit(said)
-    if type(error).__name__ in {"BusUnreachable", "NoRespondersError"} or isinstance(error, TimeoutError | ConnectionError):
+    if type(error).__name__ in {"BusUnreachable", "NoRespondersError"} or isinstance(
+        error, TimeoutError | ConnectionError
+    ):
         return Exit.BUS_UNREACHABLE
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED

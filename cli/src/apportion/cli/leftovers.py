@@ -126,7 +126,11 @@ def _belongs(process: _Process, root: str) -> bool:
 
 
 def _data_dirs(environment: list[bytes]) -> set[str]:
-    return {os.fsdecode(line.removeprefix(_DATA_DIR_VARIABLE)) for line in environment if line.startswith(_DATA_DIR_VARIABLE)}
+    return {
+        os.fsdecode(line.removeprefix(_DATA_DIR_VARIABLE))
+        for line in environment
+        if line.startswith(_DATA_DIR_VARIABLE)
+    }
 
 
 def _is_under(arguments: tuple[str, ...], root: str) -> bool:
@@ -146,8 +150,9 @@ def _add_runs(everything: dict[int, _Process], kinds: dict[int, Kind], root: str
     while grown:
         grown = False
         for process in everything.values():
-            if process.pid not in kinds and kinds.get(process.parent) in {Kind.SHIM, Kind.RUN}:
-                kinds[process.pid] = Kind.RUN
+            parent = kinds.get(process.parent)
+            if process.pid not in kinds and parent in {Kind.SHIM, Kind.RUN, Kind.SIMULATOR}:
+                kinds[process.pid] = Kind.SIMULATOR if parent is Kind.SIMULATOR else Kind.RUN
                 grown = True
     tokens = {token for token in _tokens(Path(root)) if token}
     if not tokens or node is not None:

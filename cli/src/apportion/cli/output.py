@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 import click
@@ -86,8 +86,8 @@ def to_json(content: object, *, indent: int | None = 2) -> str:
 
 def _plain(value: object) -> object:
     if isinstance(value, datetime):
-        moment = value if value.tzinfo is not None else value.replace(tzinfo=timezone.utc)
-        return moment.astimezone(timezone.utc).isoformat().replace("+00:00", "Z")
+        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, set | frozenset):
@@ -106,7 +106,8 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     cells = [[cell(row.get(column)) for column in columns] for row in rows]
     heads = [column.upper().replace("_", "-") for column in columns]
     is_number = [
-        bool(rows) and all(isinstance(row.get(column), int | float | None) and row.get(column) is not True for row in rows)
+        bool(rows)
+        and all(isinstance(row.get(column), int | float | None) and row.get(column) is not True for row in rows)
         for column in columns
     ]
     widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(columns))]

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from apportion.contracts.ids import PoolId
 from apportion.runtime.settings import Common, Loaded, default_data_dir, load
 
 DEFAULT_QUEUE: Final = "main"
@@ -85,9 +86,16 @@ def demo_data_dir() -> Path:
     return base.with_name(f"{base.name}-demo")
 
 
-def log_file(data_dir: Path) -> Path:
-    """The event log."""
-    return data_dir / "log" / "log.duckdb"
+def log_file(data_dir: Path, pool: str) -> Path:
+    """The pool's event log."""
+    from apportion.monitor.log import log_path
+
+    return log_path(data_dir, PoolId(pool))
+
+
+def copies_dir(data_dir: Path, pool: str) -> Path:
+    """Where the monitor keeps copies of the log for readers."""
+    return log_file(data_dir, pool).parent / "copies"
 
 
 class Place(Struct, frozen=True, kw_only=True):

@@ -57,16 +57,16 @@ CLAIMS: Final[Mapping[str, str]] = {
 }
 """Figures that must be zero once every job has ended."""
 
-WAIT_P95_MS: Final = "SELECT CAST(coalesce(quantile_disc(wait_ms, 0.95), 0) AS BIGINT) FROM v_job WHERE wait_ms IS NOT NULL"
+WAIT_P95_MS: Final = (
+    "SELECT CAST(coalesce(quantile_disc(wait_ms, 0.95), 0) AS BIGINT) FROM v_job WHERE wait_ms IS NOT NULL"
+)
 GPU_S: Final = """
     SELECT CAST(coalesce(sum(compute_milli * epoch_ms(coalesce(finished, lost)) - compute_milli * epoch_ms(started)), 0) / 1000000.0 AS DOUBLE)
     FROM v_run WHERE started IS NOT NULL AND coalesce(finished, lost) IS NOT NULL
 """
 """GPU-seconds that runs held while they ran."""
 
-REFUSALS: Final = (
-    "SELECT cause, count(*) AS times FROM events WHERE type LIKE 'JobRejected.%' GROUP BY cause ORDER BY times DESC, cause"
-)
+REFUSALS: Final = "SELECT cause, count(*) AS times FROM events WHERE type LIKE 'JobRejected.%' GROUP BY cause ORDER BY times DESC, cause"
 TENANTS: Final = "SELECT count(DISTINCT tenant) FROM events WHERE stream = 'wishes' AND type LIKE 'JobRequested%'"
 
 Ask = Callable[[str], list[tuple[Any, ...]]]

@@ -40,7 +40,9 @@ def _queue(path: Path, number: int, content: dict[str, Any]) -> QueueUpsertReque
     except msgspec.ValidationError as err:
         expected, _, at = str(err).partition(" - at ")
         key = at.strip("`$.").replace("queue", "name", 1) if at else ""
-        raise SettingsInvalid(where=where, key=key, expected=expected.removeprefix("Expected "), found="otherwise") from err
+        raise SettingsInvalid(
+            where=where, key=key, expected=expected.removeprefix("Expected "), found="otherwise"
+        ) from err
 
 
 def wishes(pool: PoolId, queues: Sequence[QueueUpsertRequested], *, session: str) -> list[Message]:

@@ -234,7 +234,9 @@ class Supervisor:
                     missing=[service.name for service in waiting],
                     waited_s=timeout_s,
                     log_dir=self.data_dir / "logs",
-                    tails="\n".join(f"{service.name}: {line}" for service in waiting for line in tail(service.log_path, 4)),
+                    tails="\n".join(
+                        f"{service.name}: {line}" for service in waiting for line in tail(service.log_path, 4)
+                    ),
                 )
             await asyncio.sleep(_POLL_S)
 
@@ -250,6 +252,12 @@ class Supervisor:
             self._watch = None
         (self.data_dir / "run" / "pool.json").unlink(missing_ok=True)
 
+    async def restart_services(self) -> None:
+        """Start again what ``stop_services`` ended. Raises PoolNotReady."""
+        for service in self.services.values():
+            service.start(self._note)
+        await self.wait_ready()
+
     async def stop_services(self) -> None:
         """Drain every service, at most 10 s; the monitor last, so that the log has what the others said."""
         others = [service for name, service in self.services.items() if name != "monitor"]
@@ -258,22 +266,25 @@ class Supervisor:
         if monitor is not None:
             await monitor.stop(DRAIN_S_MAX)
 
-    def lose_node(self, node: str) -> int:
+    async def lose_node(self, node: str) -> dict[str, int]:
         """Kill everything of one node at once, as if its power went; it stays off until ``return_node``.
 
-        How many processes that were. Real ones: the agent, the simulated devices, spawner, shims and workloads.
+        How many processes of which kind that were.
         """
-        service = self.services[agent_name(node)]
-        service.hold()
-        ended = 0
+        self.services[agent_name(node)].hold()
+        return await asyncio.to_thread(self._kill_node, node)
+
+    def _kill_node(self, node: str) -> dict[str, int]:
+        ended: dict[str, int] = {}
         for _ in range(50):
             found = leftovers.processes_of(self.data_dir, node=node)
             if not found:
                 break
-            ended += len(found)
             # The agent first: what it would still say of the others' deaths is not what a lost node says.
             found.sort(key=lambda process: process.kind is not Kind.SERVICE)
             leftovers.end(found, number=signal.SIGKILL, wait_s=1.0)
+            for process in found:
+                ended[process.kind.value] = ended.get(process.kind.value, 0) + 1
         return ended
 
     def return_node(self, node: str) -> None:
@@ -292,11 +303,10 @@ class Supervisor:
 
     def _services(self) -> list[Service]:
         env = service_environment(self.plan, self.server.url)
-        made = [
+        return [
             Service(name, argv, env=env, data_dir=self.data_dir)
             for name, argv in command_lines(self.plan, python=sys.executable)
         ]
-        return made
 
     def _end_old_services(self) -> None:
         """Services of a supervisor that was killed still run; two of each would fence one another."""

@@ -137,10 +137,13 @@ def plan(
     return Plan(
         submissions=tuple(ordered),
         notes=(
-            f"training: {len(chosen)} of {len(trace)} jobs of Microsoft Philly, 2017-10-25 (one in {hundredths / 100:g}, seed {seed})",
+            f"training: {len(chosen)} of {len(trace)} jobs of Microsoft Philly, 2017-10-25"
+            f" (one in {hundredths / 100:g}, seed {seed})",
             f"inference: {len(serving)} minutes of Azure LLM conversations, 2023-11-16, one service a minute",
-            f"a day in {window_s:g} s; run times /{DAY_S / window_s:.0f}, {SECONDS_MIN:g} to {SECONDS_MAX:g} s ({capped} cut)",
-            f"GPU time asked for: {asked:.0f} GPU-s, {100 * asked / (devices * window_s):.0f} % of {devices} GPUs x {window_s:g} s",
+            f"a day in {window_s:g} s; run times /{DAY_S / window_s:.0f},"
+            f" {SECONDS_MIN:g} to {SECONDS_MAX:g} s ({capped} cut)",
+            f"GPU time asked for: {asked:.0f} GPU-s,"
+            f" {100 * asked / (devices * window_s):.0f} % of {devices} GPUs x {window_s:g} s",
             "shares and memory are drawn from job ids: the traces don't tell them",
             f"{len(bad)} requests are wrong on purpose",
         ),
@@ -187,7 +190,7 @@ def _training(job: TraceJob, window_s: float, program: Sequence[str]) -> Submiss
 
 
 def _service(minute: Minute, window_s: float, program: Sequence[str]) -> Submission:
-    """The replicas that a minute's tokens need, for as long as the minute lasts (and half as long again to hand over)."""
+    """The replicas that a minute's tokens need, for the minute and half of one more, to hand over."""
     minute_s = window_s / 60
     seconds = max(1.5 * minute_s, SECONDS_MIN)
     replicas = max(1, -(-minute.tokens // (60 * TOKENS_OF_A_REPLICA)))

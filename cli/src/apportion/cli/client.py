@@ -1,0 +1,116 @@
+"""The command's side of the bus: publish a wish and hear its answer, ask the monitor, follow events."""
+
+import asyncio
+import contextlib
+import getpass
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import nats.errors
+
+from apportion.cli.exits import CommandFailed, Exit
+from apportion.cli.places import Place
+from apportion.contracts import subjects
+from apportion.contracts.codec import Message, decode_fact, decode_wish
+from apportion.contracts.envelope import Entry, Stream
+from apportion.contracts.ids import PoolId
+from apportion.runtime.stream import Bus, RawMessage
+
+CONNECT_S: Final = 3.0
+ANSWER_S: Final = 15.0
+SOURCE: Final = "/apportion/cli"
+
+
+@contextlib.asynccontextmanager
+async def bus_of(place: Place) -> AsyncIterator[Bus]:
+    """A connection to the pool's bus. Raises BusUnreachable."""
+    bus = await Bus.connect(place.bus_url, pool=PoolId(place.pool), name="apportion-cli", wait_s=CONNECT_S)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+def fresh_id() -> str:
+    """An id for one wish, given to nobody else."""
+    return str(uuid.uuid4())
+
+
+def actor() -> str:
+    """Who sits at this terminal, as this machine knows them: information for the log, never a permission."""
+    try:
+        return f"user:{getpass.getuser()}"
+    except (KeyError, OSError):
+        return "user:unknown"
+
+
+async def publish(bus: Bus, message: Message) -> int:
+    """Store a wish; its sequence. Sends again under the same id where no acknowledgement came."""
+    for _ in range(4):
+        try:
+            stored = await bus.jetstream.publish(message.subject, message.body, headers=message.headers)
+        except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+            await asyncio.sleep(0.3)
+        except nats.errors.MaxPayloadError as err:
+            raise CommandFailed(
+                f"the request has {len(message.body)} bytes, more than the bus takes at all",
+                code=Exit.USAGE,
+                hint="A request has at most 64 KiB: put what is large into a file and name its place.",
+            ) from err
+        else:
+            return int(stored.seq)
+    raise CommandFailed(
+        f"{message.subject} was not acknowledged by {bus.url}",
+        code=Exit.BUS_UNREACHABLE,
+        hint="Try again: the same request under the same --id is stored once. `apportion doctor` looks at the bus.",
+    )
+
+
+async def ask(bus: Bus, name: str, question: Mapping[str, Any], *, timeout_s: float = ANSWER_S) -> dict[str, Any]:
+    """The monitor's answer to a named question. Raises CommandFailed where there is none, or it is an error."""
+    try:
+        reply = await bus.client.request(
+            subjects.query(bus.pool, name), json.dumps(question).encode(), timeout=timeout_s
+        )
+    except (nats.errors.NoRespondersError, nats.errors.TimeoutError) as err:
+        raise CommandFailed(
+            f"the monitor of pool {bus.pool} gives no answer to {name!r} at {bus.url} ({type(err).__name__})",
+            code=Exit.BUS_UNREACHABLE,
+            hint="It answers once it is ready: see `apportion doctor`, or <data-dir>/logs/monitor.log.",
+        ) from err
+    answer: dict[str, Any] = json.loads(reply.data)
+    error = answer.get("error")
+    if error:
+        code = str(error.get("code", "")) if isinstance(error, dict) else ""
+        message = str(error.get("message", error)) if isinstance(error, dict) else str(error)
+        raise CommandFailed(message, code=Exit.NOT_FOUND if "NotFound" in code else Exit.FAILURE)
+    return answer
+
+
+def decoded(raw: RawMessage) -> Entry:
+    """What a stored message says."""
+    decode = decode_wish if raw.stream is Stream.WISHES else decode_fact
+    return decode(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at)
+
+
+async def entries(
+    bus: Bus, stream: Stream, *, after: int, filters: tuple[str, ...] = (), until: float | None = None
+) -> AsyncIterator[tuple[RawMessage, Entry]]:
+    """What a stream holds from there on and what comes; ends at ``until`` (by time.monotonic)."""
+    reader = await bus.reader(stream, after=after, filters=filters)
+    try:
+        while True:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            try:
+                await asyncio.wait_for(reader.ready.wait(), left)
+            except TimeoutError:
+                return
+            for raw in reader.take():
+                yield raw, decoded(raw)
+    finally:
+        await reader.close()

