@@ -35,16 +35,20 @@ def main() -> int:
     """Read a question, answer it; 0 even where the answer is a refusal."""
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
     give_up_rights(int(question.seconds) + 5)
-    try:
-        answer = _answer(question)
-    except LogError as err:
-        code = "LogUnavailable" if isinstance(err, LogUnavailable) else "StatementRefused"
-        answer = {"error": {"code": code, "message": str(err)}}
-    except MemoryError:
-        answer = {"error": {"code": "StatementRefused", "message": "it took more memory than a question may"}}
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
+    sys.stdout.buffer.write(msgspec.json.encode(answer(question)))
     sys.stdout.buffer.flush()
     return 0
+
+
+def answer(question: Question) -> dict[str, Any]:
+    """``columns``, ``rows`` and ``truncated``, or ``error``. Only in a process that has given up its rights."""
+    try:
+        return _answer(question)
+    except LogError as err:
+        code = "LogUnavailable" if isinstance(err, LogUnavailable) else "StatementRefused"
+        return {"error": {"code": code, "message": str(err)}}
+    except MemoryError:
+        return {"error": {"code": "StatementRefused", "message": "it took more memory than a question may"}}
 
 
 def give_up_rights(cpu_s: int) -> None:
