@@ -28,7 +28,7 @@ _SECTIONS: Final = (
 class _Sectioned(click.Group):
     """Lists commands by what they are for."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's own
         for title, names in _SECTIONS:
             rows = [(name, self.commands[name].get_short_help_str(80)) for name in names if name in self.commands]
             if rows:
@@ -39,7 +39,7 @@ class _Sectioned(click.Group):
 @click.group(cls=_Sectioned, context_settings=_CONTEXT)
 @click.version_option(package_name="apportion-cli", prog_name="apportion")
 def cli() -> None:
-    """Apportion shares the GPUs of a pool: two independent dimensions, memory and compute, and a reason for each answer.
+    """Apportion shares the GPUs of a pool, memory and compute apart, and gives a reason for each answer.
 
     \b
     New here?     apportion demo          a pool of simulated GPUs, a real day of work, a lost node, and the proof
@@ -79,6 +79,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def outcome(arguments: list[str] | None = None) -> int:
     """Run the command; the code it ends with."""
+    # Here, since they import us: each adds its commands to the group.
+    from apportion.cli import job_commands, log_commands, pool_commands  # noqa: F401
+
     try:
         code = cli.main(args=arguments, prog_name="apportion", standalone_mode=False)
         return code if isinstance(code, int) else Exit.OK

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -85,12 +85,15 @@ class Seen:
     moved: int = 0
     round_runs: int = 0
     round_ms: float = 0.0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever something was folded."""
     _round: tuple[int, int, int] = (0, 0, 0)
     _round_runs: int = 0
 
     def fold(self, entry: Entry) -> None:
         """Count one event."""
         event = entry.event
+        self.news.set()
         if entry.stream is Stream.WISHES:
             self.counts["requested"] += entry.subject_type == "JobRequested"
             return
@@ -301,14 +304,16 @@ class Demo:
             seen, counts = self.seen, self.seen.counts
             share = 100 * seen.held_milli / (NODES * DEVICES * 1000)
             self.tell(
-                f"requested {counts['requested']:>3}  admitted {counts['JobAdmitted']:>3}  refused {counts['JobRejected']:>2}  "
-                f"waiting {len(seen.waiting):>3}  runs {len(seen.runs):>3}  ended {seen.ended:>3}   allocated {share:.0f} %",
+                f"requested {counts['requested']:>3}  admitted {counts['JobAdmitted']:>3}"
+                f"  refused {counts['JobRejected']:>2}  waiting {len(seen.waiting):>3}  runs {len(seen.runs):>3}"
+                f"  ended {seen.ended:>3}   allocated {share:.0f} %",
                 at=True,
             )
             if seen.round_runs > 1 and not told_refusal:
                 told_refusal = True
                 self.tell(
-                    f"largest round so far: {seen.round_runs} runs placed at once, stored {seen.round_ms:.0f} ms after deciding",
+                    f"largest round so far: {seen.round_runs} runs placed at once,"
+                    f" stored {seen.round_ms:.0f} ms after deciding",
                     at=True,
                 )
 
@@ -346,13 +351,12 @@ class Demo:
         affected = [run for run, (node, _) in seen.runs.items() if node == LOST_NODE]
         ended = await self.supervisor.lose_node(LOST_NODE)
         self.tell(
-            f"FAULT  {LOST_NODE} loses its power: kill -9 of {', '.join(f'{count} {kind}' for kind, count in ended.items())};"
-            f" {len(affected)} runs held slices there",
+            f"FAULT  {LOST_NODE} loses its power: kill -9 of"
+            f" {', '.join(f'{count} {kind}' for kind, count in ended.items())}; {len(affected)} runs held slices there",
             at=True,
         )
         cut = time.monotonic()
-        while NodeId(LOST_NODE) not in seen.fenced:
-            await asyncio.sleep(0.05)
+        await self._until(f"{LOST_NODE} to be fenced", lambda: NodeId(LOST_NODE) in seen.fenced)
         fenced = seen.fenced[NodeId(LOST_NODE)]
         self.tell(
             f"lease of {LEASE_MS / 1000:g} s ended: {LOST_NODE} fenced {time.monotonic() - cut:.1f} s after the cut,"
@@ -361,11 +365,25 @@ class Demo:
         )
         await asyncio.sleep(RETURN_AFTER_S)
         self.supervisor.return_node(LOST_NODE)
-        while NodeId(LOST_NODE) not in seen.recovered:
-            await asyncio.sleep(0.05)
+        await self._until(f"{LOST_NODE} to come back", lambda: NodeId(LOST_NODE) in seen.recovered)
         self.tell(
             f"{LOST_NODE} is back with epoch {fenced.epoch}; {seen.moved} of its runs were placed again by now", at=True
         )
+
+    async def _until(self, what: str, is_true: Callable[[], bool]) -> None:
+        """Returns once the streams have made it true. Raises CommandFailed."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not is_true():
+                    self.seen.news.clear()
+                    await self.seen.news.wait()
+        except TimeoutError as err:
+            logs = self.supervisor.data_dir / "logs"
+            raise CommandFailed(
+                f"expected {what} within {PATIENCE_S:.0f} s, and it did not come",
+                code=Exit.INTEGRITY,
+                hint=f"The services' logs are in {logs}.",
+            ) from err
 
     async def _until_all_ended(self) -> None:
         seen = self.seen
@@ -424,7 +442,8 @@ class Demo:
         await self.supervisor.restart_services()
         self.tell("")
         self.tell(
-            'The pool stays up. Next:  apportion nodes    apportion sql "SELECT kind, count(*) FROM v_event GROUP BY ALL"'
+            "The pool stays up. Next:  apportion nodes"
+            '    apportion sql "SELECT kind, count(*) FROM v_event GROUP BY ALL"'
         )
         self.tell(f"                          {self.supervisor.monitor_url}/metrics    Ctrl-C stops")
         await self._stop.wait()
@@ -454,11 +473,12 @@ def pool_plan(plan: DemoPlan) -> PoolPlan:
         suspect_ms=SUSPECT_MS,
         lease_ms=LEASE_MS,
         log_level="info",
+        why_simulated="the demo always simulates",
     )
 
 
 def workload_program() -> list[str]:
-    """The simulated GPU workload's argv: run as a plain file, without site, so that it starts as fast as a real binary."""
+    """The simulated GPU workload's argv: a plain file without site, so that it starts as fast as a real binary."""
     import importlib.util
 
     found = importlib.util.find_spec("apportion.node_agent.simgpu.workload")
@@ -508,17 +528,20 @@ def proof_of(path: Path, positions: dict[str, int], publisher: dict[str, Any]) -
 def proof_lines(result: dict[str, Any]) -> list[str]:
     """The proof, for people."""
     refused = ", ".join(f"{code} {count}" for code, count in result["refusals"].items())
+    chain = "ok" if result["chain_ok"] else "BROKEN"
     verdict = "PASS" if result["holds"] else f"FAIL {result['broken'] or ''}".rstrip()
+    jobs = "{jobs_requested} requested = {jobs_admitted} admitted + {jobs_rejected} refused".format_map(result)
+    ends = "{jobs_succeeded} succeeded, {jobs_failed} failed, {jobs_cancelled} cancelled".format_map(result)
+    replay = "{replay_decisions} decisions made again from the log alone: {replay_differences} differences"
+    claims = "{lost} lost, {started_twice} started twice, {over_allocated} over-allocated".format_map(result)
     return [
         "",
-        f"jobs     {result['jobs_requested']} requested = {result['jobs_admitted']} admitted + {result['jobs_rejected']} refused ({refused})",
-        f"         {result['jobs_succeeded']} succeeded, {result['jobs_failed']} failed, {result['jobs_cancelled']} cancelled; "
-        f"wait p95 {result['wait_p95_ms'] / 1000:.1f} s; {result['gpu_seconds']:.0f} GPU-s held",
+        f"jobs     {jobs} ({refused})",
+        f"         {ends}; wait p95 {result['wait_p95_ms'] / 1000:.1f} s; {result['gpu_seconds']:.0f} GPU-s held",
         f"runs     {result['runs_started']} started, {result['runs_moved']} moved off the lost node",
-        f"log      {result['events']} events, no gap, chain {'ok' if result['chain_ok'] else 'BROKEN'}, head {result['chain_head'][:12]}",
-        f"replay   {result['replay_decisions']} decisions made again from the log alone: {result['replay_differences']} differences",
-        f"{verdict}     {result['lost']} lost, {result['started_twice']} started twice, {result['over_allocated']} over-allocated"
-        f"   ({result['wall_s']:.0f} s)",
+        f"log      {result['events']} events, no gap, chain {chain}, head {result['chain_head'][:12]}",
+        f"replay   {replay.format_map(result)}",
+        f"{verdict}     {claims}   ({result['wall_s']:.0f} s)",
     ]
 
 

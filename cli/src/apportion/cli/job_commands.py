@@ -44,6 +44,7 @@ _WAITS: Final = ("admitted", "started", "finished")
 @output_option
 @pool_options
 def submit(
+    *,
     file: str,
     tenant: str | None,
     wait: str,
@@ -59,18 +60,28 @@ def submit(
 ) -> int:
     """Ask for a job: FILE is one request in JSON or TOML, - reads standard input.
 
-    Ends with 6 where the request is refused, 3 where it is not as far as --wait within --timeout, 4 where the job fails.
+    Ends with 6 where it is refused, 3 where it is not as far as --wait within --timeout, 4 where the job fails.
     """
     place = place_of(data_dir, pool, bus_url)
     data = sys.stdin.buffer.read() if file == "-" else _read(file)
     body = data if raw else request_body(data, name=file, dry_run=dry_run)
-    answer = run(_submit(place, body, tenant or place.settings.tenant, event_id, wait, timeout))
+    answer = run(
+        _submit(
+            place,
+            body=body,
+            tenant=tenant or place.settings.tenant,
+            event_id=event_id,
+            wait=wait,
+            timeout_s=timeout,
+        )
+    )
     _print_answer(answer, output)
     if answer["outcome"] == "refused":
         return Exit.REFUSED
     if wait != "admitted" and answer["reached"] != wait and answer["outcome"] not in {"succeeded", "failed"}:
         say(
-            f"apportion: {answer['job_id']} is {answer['outcome']}, not {wait}, after {timeout:g} s; `apportion why` says why"
+            f"apportion: {answer['job_id']} is {answer['outcome']}, not {wait}, after {timeout:g} s;"
+            " `apportion why` says why"
         )
         return Exit.NOT_PLACED
     if answer["outcome"] == "failed":
@@ -108,7 +119,7 @@ def _read(file: str) -> bytes:
 
 
 async def _submit(
-    place: "Place", body: bytes, tenant: str, event_id: str | None, wait: str, timeout_s: float
+    place: "Place", *, body: bytes, tenant: str, event_id: str | None, wait: str, timeout_s: float
 ) -> dict[str, Any]:
     from apportion.cli.client import SOURCE, actor, bus_of, entries, fresh_id, publish
     from apportion.contracts import events as ev
@@ -142,7 +153,7 @@ async def _submit(
                 break
         if answer["outcome"] == "unanswered":
             raise CommandFailed(
-                f"request {message.headers['ce-id']} is stored (wish {wish}), and nobody answered within {timeout_s:g} s",
+                f"request {message.headers['ce-id']} is stored (wish {wish}), and nobody answered in {timeout_s:g} s",
                 code=Exit.NOT_PLACED,
                 hint="It will be answered once admission runs: `apportion doctor`.",
             )
@@ -244,7 +255,7 @@ def _print_answer(answer: dict[str, Any], output: str) -> None:
 @click.option("--reason", default="", help="Why; kept in the log.")
 @output_option
 @pool_options
-def cancel(job: str, reason: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> int:
+def cancel(*, job: str, reason: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> int:
     """Ask that JOB (<tenant>/<name>) ends."""
     from apportion.contracts import events as ev
     from apportion.contracts.ids import OPERATOR
@@ -261,7 +272,7 @@ def _node_command(name: str, help_text: str) -> None:
     @output_option
     @pool_options
     def command(
-        node: str, reason: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
+        *, node: str, reason: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
     ) -> int:
         from apportion.contracts import events as ev
         from apportion.contracts.ids import OPERATOR
@@ -345,6 +356,7 @@ LEFT JOIN (
 @output_option
 @pool_options
 def jobs(
+    *,
     everything: bool,
     tenant: str | None,
     state: str | None,
@@ -411,7 +423,8 @@ def show(job: str, output: str, data_dir: str | None, pool: str | None, bus_url:
         row = content["job"]
         head = (
             f"{row['job_id']}  {row['state']}{' (' + row['reason'] + ')' if row['reason'] else ''}\n"
-            f"  queue {row['queue']}, {row['workload']}, {row['service_class']}; asks {_ask_text(row)}; attempts {row['attempts']}\n"
+            f"  queue {row['queue']}, {row['workload']}, {row['service_class']};"
+            f" asks {_ask_text(row)}; attempts {row['attempts']}\n"
         )
         runs = table(
             content["runs"],
@@ -424,13 +437,15 @@ def show(job: str, output: str, data_dir: str | None, pool: str | None, bus_url:
 
 
 async def story_of(place: "Place", name: str) -> dict[str, Any]:
+    """A job's row, runs, reason to wait and facts, by SQL. Raises CommandFailed where there is no such job."""
     from apportion.cli.question import ask_sql, job_named, literal
 
     job = await job_named(place, name)
     row = (await ask_sql(place, f"SELECT * FROM ({_JOBS}) WHERE job_id = {literal(job)}")).rows  # noqa: S608  quoted
     timeline = await ask_sql(
         place,
-        "SELECT ordinal, strftime(recorded, '%H:%M:%S.%g') AS at, recorded, kind, run_id, node_id, cause, actor, said_by, body "  # noqa: S608  quoted
+        "SELECT ordinal, strftime(recorded, '%H:%M:%S.%g') AS at, recorded, kind, "  # noqa: S608  quoted
+        "run_id, node_id, cause, actor, said_by, body "
         f"FROM v_job_timeline WHERE job_id = {literal(job)} ORDER BY ordinal",
         limit=2_000,
     )
@@ -467,10 +482,13 @@ def why(job: str, output: str, data_dir: str | None, pool: str | None, bus_url: 
 
 _NODES: Final = """
 WITH registered AS (
-    SELECT node_id, arg_max(body, ordinal) AS body, max(ordinal) AS ordinal FROM v_event WHERE kind = 'NodeRegistered' GROUP BY node_id
+    SELECT node_id, arg_max(body, ordinal) AS body, max(ordinal) AS ordinal
+    FROM v_event WHERE kind = 'NodeRegistered' GROUP BY node_id
 ), said AS (
-    SELECT node_id, arg_max(kind, ordinal) AS kind, max(ordinal) AS ordinal, arg_max(body ->> '$.reason', ordinal) AS reason
-    FROM v_event WHERE kind IN ('NodeSuspected', 'NodeTrusted', 'NodeLost', 'NodeFenced', 'NodeRecovered') GROUP BY node_id
+    SELECT node_id, arg_max(kind, ordinal) AS kind, max(ordinal) AS ordinal,
+        arg_max(body ->> '$.reason', ordinal) AS reason
+    FROM v_event WHERE kind IN ('NodeSuspected', 'NodeTrusted', 'NodeLost', 'NodeFenced', 'NodeRecovered')
+    GROUP BY node_id
 ), use AS (
     SELECT node_id, arg_max(kind, ordinal) AS kind, arg_max(body ->> '$.reason', ordinal) AS reason
     FROM v_event WHERE kind IN ('NodeCordoned', 'NodeDraining', 'NodeUncordoned') GROUP BY node_id
@@ -479,8 +497,10 @@ WITH registered AS (
     FROM v_run WHERE state IN ('placed', 'started', 'finished') GROUP BY node_id
 )
 SELECT registered.node_id,
-    CASE WHEN said.kind IN ('NodeLost', 'NodeFenced') THEN 'fenced' WHEN said.kind = 'NodeSuspected' AND said.ordinal > registered.ordinal THEN 'suspected'
-         WHEN use.kind = 'NodeDraining' THEN 'draining' WHEN use.kind = 'NodeCordoned' THEN 'cordoned' ELSE 'ready' END AS state,
+    CASE WHEN said.kind IN ('NodeLost', 'NodeFenced') THEN 'fenced'
+         WHEN said.kind = 'NodeSuspected' AND said.ordinal > registered.ordinal THEN 'suspected'
+         WHEN use.kind = 'NodeDraining' THEN 'draining' WHEN use.kind = 'NodeCordoned' THEN 'cordoned'
+         ELSE 'ready' END AS state,
     coalesce(CAST(registered.body -> '$.epoch' AS BIGINT), 0) AS epoch,
     json_array_length(registered.body -> '$.devices') AS devices,
     registered.body ->> '$.devices[0].model' AS model,
@@ -488,7 +508,8 @@ SELECT registered.node_id,
     CAST(coalesce(held.compute_milli, 0) AS BIGINT) AS held_milli,
     json_array_length(registered.body -> '$.devices') * 1000 AS total_milli,
     CAST(coalesce(held.memory_mib, 0) AS BIGINT) AS held_mib,
-    CAST(list_sum(CAST(json_extract(registered.body, '$.devices[*].memory_mib') AS BIGINT[])) AS BIGINT) AS total_mib,
+    CAST(list_sum(CAST(json_extract(registered.body, '$.devices[*].memory_mib') AS BIGINT[])) AS BIGINT)
+        AS total_mib,
     coalesce(CAST(registered.body -> '$.simulated' AS BOOLEAN), false) AS simulated,
     registered.body ->> '$.driver_version' AS driver,
     CASE WHEN said.kind IN ('NodeLost', 'NodeFenced') THEN said.reason ELSE use.reason END AS reason
@@ -540,6 +561,7 @@ def nodes(output: str, data_dir: str | None, pool: str | None, bus_url: str | No
 @output_option
 @pool_options
 def events(
+    *,
     follow: bool,
     job: str | None,
     after: int | None,
@@ -552,10 +574,11 @@ def events(
     """Wishes and facts as the bus has them, decoded. Each line: stream and sequence, who, what."""
     if job is not None and "/" not in job:
         raise CommandFailed(f"{job!r} is no full job id: expected <tenant>/<name>", code=Exit.USAGE)
-    run(_events(place_of(data_dir, pool, bus_url), follow, job, after, last, output))
+    place = place_of(data_dir, pool, bus_url)
+    run(_events(place, follow=follow, job=job, after=after, last=last, output=output))
 
 
-async def _events(place: "Place", follow: bool, job: str | None, after: int | None, last: int, output: str) -> None:
+async def _events(place: "Place", *, follow: bool, job: str | None, after: int | None, last: int, output: str) -> None:
     from apportion.cli.client import bus_of, decoded
     from apportion.cli.reasons import event_json, event_line, is_about
     from apportion.contracts import subjects

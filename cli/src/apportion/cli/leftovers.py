@@ -5,6 +5,8 @@ files open is never taken for one. What a shim started is found by its ancestry 
 """
 
 import contextlib
+import itertools
+import json
 import os
 import signal
 import time
@@ -115,7 +117,7 @@ def _kind_of(process: _Process, root: str, node: str | None) -> Kind | None:
 
 def _module_of(arguments: tuple[str, ...]) -> str | None:
     """What follows ``-m``; None for a program that was not started as a module."""
-    for flag, module in zip(arguments, arguments[1:], strict=False):
+    for flag, module in itertools.pairwise(arguments):
         if flag == "-m":
             return module.removesuffix(".__main__")
     return None
@@ -166,8 +168,6 @@ def _add_runs(everything: dict[int, _Process], kinds: dict[int, Kind], root: str
 
 def _tokens(root: Path) -> Iterable[str]:
     """The tokens of all runs whose directories are still there."""
-    import json
-
     for intent in root.glob("**/runs/*/intent.json"):
         with contextlib.suppress(OSError, ValueError):
             yield str(json.loads(intent.read_bytes()).get("token", ""))

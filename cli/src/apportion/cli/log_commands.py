@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 @click.option("--limit", type=click.IntRange(1, 50_000), default=1_000, show_default=True, help="Most rows to print.")
 @output_option
 @pool_options
-def sql(statement: str, limit: int, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
-    """Ask the event log one SELECT, while the pool runs or after; it can't write. Says on stderr how fresh the answer is.
+def sql(
+    *, statement: str, limit: int, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
+) -> None:
+    """Ask the event log one SELECT, while the pool runs or after; it can't write.
+
+    How fresh the answer is comes on stderr, and in JSON with it.
 
     \b
     Tables and views: events, v_event, v_job, v_run, v_job_timeline, v_pending_now, v_decisions, v_stops,
@@ -89,9 +93,12 @@ def log_verify(file: str | None, output: str, data_dir: str | None, pool: str | 
 @output_option
 @pool_options
 def replay(
-    verify_it: bool, file: str | None, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
+    *, verify_it: bool, file: str | None, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
 ) -> int:
-    """Decide everything again from the log file alone, no bus needed. Ends with 9 where a decision comes out otherwise."""
+    """Decide everything again from the log file alone, no bus needed.
+
+    Ends with 9 where a decision comes out otherwise.
+    """
     from apportion.cli.replaying import replay_all, replay_lines
 
     if not verify_it:

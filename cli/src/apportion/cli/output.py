@@ -135,10 +135,10 @@ def cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters as escapes, so that what a stranger sent can't steer a terminal.
+    r"""The text with control characters as escapes, so that what a stranger sent can't steer a terminal.
 
-    >>> printable("a" + chr(27) + "[31m")
-    'a\\\\x1b[31m'
+    >>> print(printable("a" + chr(27) + "[31m"))
+    a\x1b[31m
     """
     if text.isprintable():
         return text

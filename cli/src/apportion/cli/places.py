@@ -1,4 +1,4 @@
-"""Where a pool is: its settings, its files, and the note with which a running pool tells other commands its addresses."""
+"""Where a pool is: its settings, its files, and the note by which a running pool tells other commands where it is."""
 
 import json
 import os

@@ -33,6 +33,7 @@ _SIZE_CONTEXT: Final = {"ignore_unknown_options": True, "allow_extra_args": True
 @click.option("--data-dir", metavar="DIR", help="Where the pool keeps its files.")
 @click.option("--pool", metavar="NAME", help="The pool's name. Default: main.")
 def up(
+    *,
     nodes: int | None,
     devices: int | None,
     profile: str | None,
@@ -132,19 +133,24 @@ def banner(supervisor: "Supervisor") -> list[str]:
     """What runs, where it answers, and what to do next."""
     from importlib.metadata import version
 
+    from apportion.cli.places import log_file
+
     plan = supervisor.plan
     simulated = [node for node in plan.nodes if node.is_simulated]
     if simulated:
-        what = f"{len(simulated)} nodes x {simulated[0].devices} simulated GPUs, profile {simulated[0].profile} (no NVIDIA driver found)"
+        what = (
+            f"{len(simulated)} nodes x {simulated[0].devices} simulated GPUs, profile {simulated[0].profile}"
+            f" ({plan.why_simulated})"
+        )
     else:
         what = f"this machine's own GPUs, as node {plan.nodes[0].name}"
-    taken = ""
+    bus = f"nats-server {supervisor.server.version:<9} {supervisor.server.url}   durable (fsync before ack)"
     if plan.bus_port and not supervisor.server.url.endswith(f":{plan.bus_port}"):
-        taken = f"   (port {plan.bus_port} is taken: a free one)"
+        bus += f"   (port {plan.bus_port} is taken: a free one)"
     return [
         f"apportion {version('apportion-cli')}  pool {plan.pool}: {what}",
-        f"  bus        nats-server {supervisor.server.version:<9} {supervisor.server.url}   durable (fsync before ack){taken}",
-        f"  log        DuckDB                {supervisor.data_dir}",
+        f"  bus        {bus}",
+        f"  log        DuckDB                {log_file(supervisor.data_dir, plan.pool)}",
         f"  monitor    {supervisor.monitor_url}   /healthz /readyz /metrics",
         f"  services   admission placer monitor, {len(plan.nodes)} node agents   ready in {supervisor.ready_s:.1f} s",
         f"  queues     {', '.join(f'{queue.queue} ({len(queue.tenants)} tenants)' for queue in plan.queues)}",
@@ -168,7 +174,7 @@ def banner(supervisor: "Supervisor") -> list[str]:
     help="Into how long the day is pressed.",
 )
 @output_option
-def demo(once: bool, seed: int, fresh: bool, data_dir: str | None, port: int, seconds: float, output: str) -> int:
+def demo(*, once: bool, seed: int, fresh: bool, data_dir: str | None, port: int, seconds: float, output: str) -> int:
     """Watch a pool of simulated GPUs work through a real day, lose a node, and prove what it did.
 
     Ends with 0 only if the proof holds, else with 9. About a minute.

@@ -49,7 +49,8 @@ CLAIMS: Final[Mapping[str, str]] = {
     # A run that was placed on a node after its fencing with the epoch from before it.
     "placed_on_fenced": """
         SELECT count(*) FROM v_run JOIN (
-            SELECT node_id, stream_seq, CAST(body -> '$.epoch' AS BIGINT) AS epoch FROM v_event WHERE kind = 'NodeFenced'
+            SELECT node_id, stream_seq, CAST(body -> '$.epoch' AS BIGINT) AS epoch
+            FROM v_event WHERE kind = 'NodeFenced'
         ) AS fenced ON fenced.node_id = v_run.node_id
         WHERE v_run.placed_seq > fenced.stream_seq AND v_run.node_epoch < fenced.epoch
     """,
@@ -61,13 +62,16 @@ WAIT_P95_MS: Final = (
     "SELECT CAST(coalesce(quantile_disc(wait_ms, 0.95), 0) AS BIGINT) FROM v_job WHERE wait_ms IS NOT NULL"
 )
 GPU_S: Final = """
-    SELECT CAST(coalesce(sum(compute_milli * epoch_ms(coalesce(finished, lost)) - compute_milli * epoch_ms(started)), 0) / 1000000.0 AS DOUBLE)
-    FROM v_run WHERE started IS NOT NULL AND coalesce(finished, lost) IS NOT NULL
+    SELECT CAST(coalesce(sum(compute_milli * (epoch_ms(ended) - epoch_ms(started))), 0) AS DOUBLE) / 1e6
+    FROM (SELECT compute_milli, started, least(coalesce(finished, lost), coalesce(lost, finished)) AS ended FROM v_run)
+    WHERE started IS NOT NULL AND ended > started
 """
 """GPU-seconds that runs held while they ran."""
 
-REFUSALS: Final = "SELECT cause, count(*) AS times FROM events WHERE type LIKE 'JobRejected.%' GROUP BY cause ORDER BY times DESC, cause"
-TENANTS: Final = "SELECT count(DISTINCT tenant) FROM events WHERE stream = 'wishes' AND type LIKE 'JobRequested%'"
+REFUSALS: Final = """
+    SELECT cause, count(*) AS times FROM events WHERE type LIKE 'JobRejected.%'
+    GROUP BY cause ORDER BY times DESC, cause
+"""
 
 Ask = Callable[[str], list[tuple[Any, ...]]]
 

@@ -64,7 +64,7 @@ async def job_named(place: Place, name: str) -> str:
         raise CommandFailed(f"{name!r} is no job id: expected <tenant>/<name>", code=Exit.USAGE)
     found = await ask_sql(
         place,
-        "SELECT DISTINCT job_id FROM events WHERE job_id IS NOT NULL AND "
+        "SELECT DISTINCT job_id FROM events WHERE job_id IS NOT NULL AND "  # noqa: S608  quoted
         f"(job_id = {literal(name)} OR starts_with(job_id, {literal(name)}) "
         f"OR starts_with(split_part(job_id, '/', 2), {literal(name)})) ORDER BY job_id",
         limit=21,

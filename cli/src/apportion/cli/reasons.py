@@ -71,10 +71,10 @@ def _choice(placed: dict[str, Any]) -> list[str]:
     excluded = body.get("excluded") or {}
     if excluded:
         lines.append(f"  out: {', '.join(f'{count} by {reason}' for reason, count in sorted(excluded.items()))}")
-    for each in body.get("slices") or []:
-        lines.append(
-            f"  holds {each['compute_milli']}m and {each['memory_mib']} MiB of {each['device_uuid']} ({each['mode']})"
-        )
+    lines.extend(
+        f"  holds {each['compute_milli']}m and {each['memory_mib']} MiB of {each['device_uuid']} ({each['mode']})"
+        for each in body.get("slices") or []
+    )
     return [printable(line) for line in lines]
 
 

@@ -54,7 +54,8 @@ class PoolNotReady(Exception):
     def __init__(self, *, missing: Sequence[str], waited_s: float, log_dir: Path, tails: str) -> None:
         self.missing = tuple(missing)
         super().__init__(
-            f"not ready after {waited_s:.0f} s: {', '.join(missing)}. Their logs are in {log_dir}; the last lines:\n{tails}"
+            f"not ready after {waited_s:.0f} s: {', '.join(missing)}. Their logs are in {log_dir}; the last lines:\n"
+            f"{tails}"
         )
 
 
@@ -85,6 +86,8 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
     """After this silence a node is fenced; None: the monitor's own default."""
     log_level: str = "info"
     config_file: Path | None = None
+    why_simulated: str = "no NVIDIA driver found"
+    """Why the nodes are simulated, for the banner."""
 
 
 class _Health(Struct):

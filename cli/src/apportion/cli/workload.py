@@ -137,13 +137,10 @@ def plan(
     return Plan(
         submissions=tuple(ordered),
         notes=(
-            f"training: {len(chosen)} of {len(trace)} jobs of Microsoft Philly, 2017-10-25"
-            f" (one in {hundredths / 100:g}, seed {seed})",
+            f"training: {len(chosen)} of {len(trace)} jobs of Microsoft Philly on 2017-10-25 (1 in {hundredths / 100:g})",
             f"inference: {len(serving)} minutes of Azure LLM conversations, 2023-11-16, one service a minute",
-            f"a day in {window_s:g} s; run times /{DAY_S / window_s:.0f},"
-            f" {SECONDS_MIN:g} to {SECONDS_MAX:g} s ({capped} cut)",
-            f"GPU time asked for: {asked:.0f} GPU-s,"
-            f" {100 * asked / (devices * window_s):.0f} % of {devices} GPUs x {window_s:g} s",
+            f"time: a day in {window_s:g} s, run times {SECONDS_MIN:g} to {SECONDS_MAX:g} s ({capped} cut to that)",
+            f"load: {asked:.0f} GPU-s, {100 * asked / (devices * window_s):.0f} % of {devices} GPUs for {window_s:g} s",
             "shares and memory are drawn from job ids: the traces don't tell them",
             f"{len(bad)} requests are wrong on purpose",
         ),
