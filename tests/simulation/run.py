@@ -65,13 +65,12 @@ def run(options: Options) -> Outcome:
             faults.arrange(world)
         healed_at = 0
         while world.step():
-            if world.requests_left == 0 and not healed_at and options.faults:
-                world.after(5 * S, lambda: faults.heal(world))
+            if world.requests_left:
+                continue
+            if not healed_at:
                 healed_at = world.now + 5 * S
-            if world.requests_left == 0 and set(checker.admitted) == set(checker.terminal) and not world.faults_on:
-                if not checker.holding and _all_answered(world, checker):
-                    break
-            if healed_at and world.now > healed_at + PATIENCE_S * S:
+                world.at(healed_at, lambda: faults.heal(world))
+            if world.now > healed_at and (_is_done(world, checker) or world.now > healed_at + PATIENCE_S * S):
                 break
         # A little longer, so that late words are said and every reader has read all.
         world.is_over = True
@@ -101,8 +100,13 @@ def run(options: Options) -> Outcome:
     )
 
 
-def _all_answered(world: World, checker: Checker) -> bool:
-    return len(checker.answers) >= len(checker.wishes)
+def _is_done(world: World, checker: Checker) -> bool:
+    return (
+        len(checker.terminal) == len(checker.admitted)
+        and not checker.holding
+        and len(checker.answers) >= len(checker.wishes)
+        and not any(p.is_running for m in world.machines for p in m.processes.values())
+    )
 
 
 def options_of(seed: int) -> Options:

@@ -96,7 +96,7 @@ class MemoryBus:
         return seq
 
     def publish(self, lease: str, claim: int, messages: list[Message]) -> int | None:
-        """Sequence of the last message; None where the lease is another's. A batch that was stored stays stored once."""
+        """Sequence of the last message; None where the lease is another's. A stored batch is stored once."""
         if self.leases.get(lease) != claim:
             self.refused += 1
             return None
@@ -533,6 +533,7 @@ class World:
             )
         self.requests_left = self.options.jobs
         self.after(200 * MS, self._request)
+        self.after(500 * MS, self.tick)
         if self.options.faults:
             self.faults_on = True
 
@@ -583,7 +584,6 @@ class World:
             cores[author],
             reads_wishes=author != PLACER,
             config=config,
-            perform=(lambda _: None) if author == MONITOR and hasattr(monitor_core, "instruct") else None,
             snapshot=self.snapshots.get(author) if self.rng.random() < 0.7 else None,
         )
 
@@ -600,8 +600,17 @@ class World:
         monitor = self.services[MONITOR]
         if monitor.is_alive and not monitor.is_paused and monitor.claim:
             monitor.observe(
-                monitor_core.Heard(node_id=node, session=agent.session, epoch=agent.state.epoch, at=self.now)
+                monitor_core.Heard(node=node, session=agent.session, epoch=agent.state.epoch, at_ns=self.now - START)
             )
+
+    def tick(self) -> None:
+        """Time passes for a monitor that listens."""
+        if self.is_over:
+            return
+        monitor = self.services[MONITOR]
+        if monitor.is_alive and monitor.claim:
+            monitor.observe(monitor_core.Tick(at_ns=self.now - START))
+        self.after(500 * MS, self.tick)
 
     # Requests
 
@@ -627,13 +636,13 @@ class World:
                 gpu_memory_mib=rng.choice((2_000, 8_000, 16_000, 40_000, 80_000)),
             )
         else:
-            resources = ev.Resources(gpu=rng.choice((1, 1, 2, 4)))
+            resources = ev.Resources(gpu=min(rng.choice((1, 1, 2, 4)), self.options.devices))
         request = ev.JobRequested(
             queue=f"queue-{tenant}",
             job_id=name,
             workload=ev.Workload(command=("work",)),
             resources=resources,
-            gang=ev.Gang(size=rng.choice((1, 1, 1, 1, 2, 3))),
+            gang=ev.Gang(size=min(rng.choice((1, 1, 1, 1, 2, 3)), self._replicas_that_fit(resources))),
             priority=rng.choice((None, 100, 900)),
             retry=ev.Retry(limit=rng.choice((0, 2)), backoff_s=1),
             time_limit_s=30 if rng.random() < 0.05 else None,
@@ -667,6 +676,10 @@ class World:
             self.wish(OPERATOR, ev.NodeDrainRequested(node_id=node, reason="kernel update", deadline_s=5))
             self.after(20 * S, lambda: self.wish(OPERATOR, ev.NodeUncordonRequested(node_id=node, reason="done")))
         self.after(int(rng.expovariate(1 / self.options.arrival_ms) * MS), self._request)
+
+    def _replicas_that_fit(self, resources: ev.Resources) -> int:
+        """On an empty pool: whatever is asked here is feasible, so it must end."""
+        return self.options.nodes * (self.options.devices // (resources.gpu or 1))
 
     def fate(self, run_id: RunId) -> Fate:
         """What the run's process does, from its id and the seed."""
