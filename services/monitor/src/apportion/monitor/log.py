@@ -517,7 +517,7 @@ def ask_locked_down(path: Path, statement: str, *, limit: int, seconds: float) -
     timer.daemon = True
     try:
         if "v_" in statement.lower():
-            # Made here and not in the copy: always those of this version. Binding them all costs more than most answers.
+            # Made here and not in the copy: always those of this version. Binding them costs more than most answers.
             for name, text in views():
                 connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
         statements = connection.extract_statements(statement)
