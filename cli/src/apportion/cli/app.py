@@ -1,6 +1,5 @@
 """The command's root: its options, its group, and how a command finds its pool. Heavy modules are imported inside."""
 
-import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -69,6 +68,8 @@ def place_of(data_dir: str | None, pool: str | None, bus_url: str | None) -> "Pl
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """The result of a command's own coroutine."""
+    import asyncio  # a third of the time of `apportion --help` otherwise
+
     return asyncio.run(work)
 
 

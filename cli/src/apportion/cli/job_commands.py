@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -113,7 +112,8 @@ def request_body(data: bytes, *, name: str, dry_run: bool) -> bytes:
 
 def _read(file: str) -> bytes:
     try:
-        return Path(file).read_bytes()
+        with open(file, "rb") as opened:  # noqa: PTH123  pathlib is a tenth of the time of --help
+            return opened.read()
     except OSError as err:
         raise CommandFailed(f"{file}: expected a readable file, found: {err.strerror}", code=Exit.USAGE) from err
 
@@ -203,6 +203,8 @@ def _reached(entry: "Entry", answer: dict[str, Any], started: set[str], wait: st
             if len(started) >= answer["replicas"]:
                 answer["reached"] = "started"
                 return wait == "started"
+        case ev.RunFinished(detail=detail) if detail:
+            answer["detail"] = detail
         case ev.JobRequeued():
             started.clear()
             answer["outcome"] = "waiting again"
@@ -242,7 +244,7 @@ def _print_answer(answer: dict[str, Any], output: str) -> None:
         took = f" (answered in {answer['answered_ms']} ms)" if "answered_ms" in answer else ""
         more = "".join(
             f", {name} {answer[name]}"
-            for name in ("node", "cause", "exit_code", "signal", "run_ms")
+            for name in ("node", "cause", "detail", "exit_code", "signal", "run_ms")
             if answer.get(name)
         )
         return f"{answer['job_id']} {answer['outcome']}{more}{took}"

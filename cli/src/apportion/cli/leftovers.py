@@ -19,6 +19,9 @@ from typing import Final
 _SERVICES: Final = ("apportion.admission", "apportion.placer", "apportion.monitor", "apportion.node_agent")
 _SIMULATOR: Final = "apportion.node_agent.simgpu"
 _SPAWNER: Final = "/apportion/node_agent/spawner.py"
+_MPS_TOOL: Final = "/apportion/node_agent/simgpu/mps_tool.py"
+_MPS_PROGRAMS: Final = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+_MPS_VARIABLE: Final = b"CUDA_MPS_PIPE_DIRECTORY="
 _RUN_VARIABLE: Final = b"APPORTION_RUN_TOKEN="
 _DATA_DIR_VARIABLE: Final = b"APPORTION_DATA_DIR="
 _POLL_S: Final = 0.02
@@ -29,7 +32,8 @@ class Kind(StrEnum):
     """What a process is to the pool."""
 
     SERVICE = "service"
-    SIMULATOR = "simulated node"
+    SIMULATOR = "device daemon"
+    """The simulated devices of a node, and MPS daemons."""
     SHIM = "spawner or shim"
     RUN = "run"
     BUS = "bus"
@@ -111,7 +115,11 @@ def _kind_of(process: _Process, root: str, node: str | None) -> Kind | None:
         return Kind.SERVICE if _names(arguments, node) else None
     if any(argument.endswith(_SPAWNER) for argument in arguments):
         return Kind.SHIM if _is_under(arguments, root) and _names(arguments, node) else None
-    is_bus = bool(arguments) and os.path.basename(arguments[0]) == "nats-server"  # noqa: PTH119  no path, a name in argv
+    program = arguments[0].rpartition("/")[2] if arguments else ""
+    if program in _MPS_PROGRAMS or any(argument.endswith(_MPS_TOOL) for argument in arguments):
+        pipes = _values(_environment(process.pid), _MPS_VARIABLE)
+        return Kind.SIMULATOR if _is_under(pipes, root) and _names(pipes, node) else None
+    is_bus = program == "nats-server"
     return Kind.BUS if is_bus and node is None and _is_under(arguments, root) else None
 
 
@@ -124,15 +132,11 @@ def _module_of(arguments: tuple[str, ...]) -> str | None:
 
 
 def _belongs(process: _Process, root: str) -> bool:
-    return _is_under(process.arguments, root) or root in _data_dirs(_environment(process.pid))
+    return _is_under(process.arguments, root) or root in _values(_environment(process.pid), _DATA_DIR_VARIABLE)
 
 
-def _data_dirs(environment: list[bytes]) -> set[str]:
-    return {
-        os.fsdecode(line.removeprefix(_DATA_DIR_VARIABLE))
-        for line in environment
-        if line.startswith(_DATA_DIR_VARIABLE)
-    }
+def _values(environment: list[bytes], variable: bytes) -> tuple[str, ...]:
+    return tuple(os.fsdecode(line.removeprefix(variable)) for line in environment if line.startswith(variable))
 
 
 def _is_under(arguments: tuple[str, ...], root: str) -> bool:

@@ -1,10 +1,7 @@
 """Commands about a pool on this machine: run it, show it off, look after it."""
 
-import asyncio
 import os
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -103,6 +100,10 @@ def quiet_logs() -> None:
 
 
 async def _up(supervisor: "Supervisor") -> int:
+    import asyncio
+    import signal
+    import time
+
     stop = asyncio.Event()
     code = Exit.OK
     loop = asyncio.get_running_loop()

@@ -40,6 +40,8 @@ SETTLED_S: Final = 10.0
 """A service that lived this long had started well: its next death is answered at once again."""
 READY_S_MAX: Final = 60.0
 DRAIN_S_MAX: Final = 10.0
+HEARTBEATS: Final = 4
+"""Signs of life within the silence that makes a node suspect: one may be lost, and one late."""
 _POLL_S: Final = 0.03
 _OF_NODES: Final = frozenset({Kind.SIMULATOR, Kind.SHIM, Kind.RUN})
 
@@ -205,7 +207,9 @@ class Supervisor:
     async def start(self) -> None:
         """A pool that is ready: bus, streams, services, nodes, queues. Raises BusServerError or PoolNotReady."""
         began = time.monotonic()
-        (self.data_dir / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What jobs are asked to run, and what they write, is nobody else's business.
+        for folder in (self.data_dir, self.data_dir / "logs"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         await self.server.start()
         self._watch = asyncio.create_task(self.server.supervise(), name="bus-supervisor")
         # Only now do we know that no other supervisor has this directory.
@@ -366,6 +370,8 @@ def command_lines(plan: PoolPlan, *, python: str) -> list[tuple[str, list[str]]]
         agent = [python, "-m", "apportion.node_agent", *config, "--node-id", node.name]
         if node.is_simulated:
             agent += ["--simulated-devices", str(node.devices), "--simulated-profile", node.profile]
+        if plan.suspect_ms is not None:
+            agent += ["--heartbeat-ms", str(max(50, plan.suspect_ms // HEARTBEATS))]
         lines.append((agent_name(node.name), agent))
     return lines
 

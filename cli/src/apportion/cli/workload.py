@@ -137,7 +137,7 @@ def plan(
     return Plan(
         submissions=tuple(ordered),
         notes=(
-            f"training: {len(chosen)} of {len(trace)} jobs of Microsoft Philly on 2017-10-25 (1 in {hundredths / 100:g})",
+            f"training: {len(chosen)} of {len(trace)} jobs of Microsoft Philly, 2017-10-25 (1 in {hundredths / 100:g})",
             f"inference: {len(serving)} minutes of Azure LLM conversations, 2023-11-16, one service a minute",
             f"time: a day in {window_s:g} s, run times {SECONDS_MIN:g} to {SECONDS_MAX:g} s ({capped} cut to that)",
             f"load: {asked:.0f} GPU-s, {100 * asked / (devices * window_s):.0f} % of {devices} GPUs for {window_s:g} s",
