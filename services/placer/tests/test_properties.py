@@ -1,0 +1,463 @@
+"""What holds whatever happens: histories that hypothesis makes up, checked by a ledger of their own."""
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import DeviceHealth, Mode, Pending, RunCause, ServiceClass, StopCause
+from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, agent_author, attempt_of_run
+from apportion.contracts.testing import NOON, a_device, a_job, a_node, a_queue, as_fact
+from apportion.placer import core
+from apportion.placer.state import S, State
+
+MODELS: Final = ("h100-80", "a100-40", "l4-24")
+MEMORY: Final = {"h100-80": 80_000, "a100-40": 40_000, "l4-24": 24_000}
+TENANTS: Final = (TenantId("acme"), TenantId("beta"))
+DICE: Final = st.integers(0, 2**20)
+STEPS: Final = st.builds(
+    # Nodes first, or most histories would be of jobs that wait for one.
+    lambda nodes, rest: [(30, dice) for dice in nodes] + rest,
+    st.lists(DICE, min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 99), DICE), min_size=10, max_size=60),
+)
+
+
+@dataclass
+class NodeLedger:
+    """What this test believes of one node, from the facts it made up."""
+
+    devices: dict[DeviceUuid, ev.Device]
+    cpu_milli: int
+    memory_mib: int
+    epoch: int = 0
+    is_fenced: bool = False
+    is_suspected: bool = False
+    cordon: str = ""
+    sick: set[DeviceUuid] = field(default_factory=set)
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.is_fenced and not self.is_suspected and not self.cordon
+
+
+class World:
+    """Everybody but the placer, and the books that it is checked against."""
+
+    def __init__(self, config: dict[str, int | str] | None = None) -> None:
+        self.state = core.initial()
+        self.now = NOON
+        self.seq = 0
+        self.facts: list[ev.Fact] = []
+        self.nodes: dict[NodeId, NodeLedger] = {}
+        self.queues: dict[QueueId, ev.QueueUpserted] = {}
+        self.specs: dict[JobId, ev.JobAdmitted] = {}
+        self.queued: dict[JobId, int] = {}
+        """Waiting jobs, and since which attempt."""
+        self.not_before: dict[JobId, int] = {}
+        self.runs: dict[RunId, ev.RunPlaced] = {}
+        """Runs that hold something."""
+        self.live: dict[RunId, str] = {}
+        self.stopping: set[JobId] = set()
+        self.ordered: set[RunId] = set()
+        if config is not None:
+            self.tell(ev.LeaseClaimed(author="placer", session="s1", core=core.POLICY, config=config), author="placer")
+
+    def tell(self, fact: ev.Fact, *, author: str = "") -> None:
+        self.seq += 1
+        if isinstance(fact, ev.NodeRegistered):
+            author = agent_author(fact.node_id)
+        self.state = core.evolve(self.state, as_fact(fact, self.seq, author=author, at=self.now))
+        self.facts.append(fact)
+
+    def step(self, what: int, dice: int) -> None:
+        """One thing that happens to a pool, picked by ``what``, its details by ``dice``."""
+        # Hypothesis likes small numbers, whose upper bits are all alike; every bit of these picks something.
+        dice = dice * 2_654_435_761 % 2**32 >> 4
+        if what < 30:
+            self.admit(dice)
+        elif what < 38:
+            self.register(dice)
+        elif what < 55:
+            self.run_goes_on(dice)
+        elif what < 62:
+            self.job_stops(dice)
+        elif what < 72:
+            self.node_changes(dice)
+        elif what < 76:
+            self.limit(dice)
+        elif what < 80:
+            self.now += (dice % 40) * S
+        else:
+            self.decide()
+
+    def admit(self, dice: int) -> None:
+        name = f"job-{len(self.specs)}"
+        tenant = TENANTS[dice % 2]
+        kind = (dice >> 1) % 6
+        spec: dict[str, Any] = {
+            "queue": QueueId(("main", "side")[(dice >> 4) % 2]),
+            "compute_milli": (100, 250, 500, 1000)[(dice >> 5) % 4],
+            "memory_mib": (0, 8_000, 20_000, 39_000)[(dice >> 7) % 4],
+            "service_class": list(ServiceClass)[(dice >> 9) % 4],
+            "priority": 500 + (dice >> 11) % 2,
+            "cpu_milli": (0, 6000)[(dice >> 12) % 2],
+            "not_before_at": (0, 0, 0, self.now + 20 * S)[(dice >> 13) % 4],
+        }
+        match kind:
+            case 0:
+                spec |= {"replicas": 1 + (dice >> 15) % 3}
+            case 1:
+                spec |= {"devices": 2, "compute_milli": 1000}
+            case 2:
+                spec |= {"models": ("a100-40", "h100-80")}
+            case 3:
+                spec |= {"mode": (Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE, None)[(dice >> 15) % 4]}
+            case 4:
+                spec |= {"devices": (dice >> 15) % 2}
+            case _:
+                pass
+        admitted = a_job(name, tenant=tenant, **spec)
+        self.specs[admitted.job_id] = admitted
+        self.queued[admitted.job_id] = 1
+        self.not_before[admitted.job_id] = admitted.spec.not_before_at
+        self.tell(admitted)
+
+    def register(self, dice: int) -> None:
+        number = dice % 4
+        node_id = NodeId(f"node-{number}")
+        ledger = self.nodes.get(node_id)
+        if ledger is None:
+            model = MODELS[(dice >> 2) % 3]
+            modes = (
+                (Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE),
+                (Mode.EXCLUSIVE, Mode.TIMESLICE),
+                (Mode.EXCLUSIVE,),
+            )[(dice >> 4) % 3]
+            devices = [
+                a_device(i, node=node_id, model=model, memory_mib=MEMORY[model], modes=modes)
+                for i in range(1 + (dice >> 6) % 3)
+            ]
+            cpu = (8000, 64_000)[(dice >> 8) % 2]
+            ledger = self.nodes[node_id] = NodeLedger({device.uuid: device for device in devices}, cpu, 256_000)
+        ledger.is_fenced = ledger.is_suspected = False
+        ledger.sick.clear()
+        self.tell(
+            msgspec.structs.replace(
+                a_node(node_id),
+                epoch=ledger.epoch,
+                devices=tuple(ledger.devices.values()),
+                cpu_milli=ledger.cpu_milli,
+                memory_mib=ledger.memory_mib,
+            )
+        )
+
+    def run_goes_on(self, dice: int) -> None:
+        if not self.runs:
+            return
+        run_id = sorted(self.runs)[dice % len(self.runs)]
+        run = self.runs[run_id]
+        node_id = run.node_id
+        if self.live.get(run_id) == "placed" and dice % 3:
+            self.live[run_id] = "started"
+            self.tell(ev.RunStarted(run_id=run_id, node_id=node_id, pid=1, started_at=self.now))
+            return
+        if run_id in self.live:
+            del self.live[run_id]
+            self.tell(ev.RunFinished(run_id=run_id, node_id=node_id, cause=RunCause.SUCCESS, finished_at=self.now))
+        if dice % 2:
+            del self.runs[run_id]
+            self.tell(ev.RunReleased(run_id=run_id, node_id=node_id, released_at=self.now))
+            self.settle(run.job_id, dice)
+
+    def settle(self, job_id: JobId, dice: int) -> None:
+        """Admission's part, once nothing of the job holds anything."""
+        if job_id in self.queued or any(run.job_id == job_id for run in self.runs.values()):
+            return
+        self.stopping.discard(job_id)
+        if dice % 3:
+            self.tell(ev.JobSucceeded(job_id=job_id, attempts=1, wait_ms=0, run_ms=0))
+            return
+        placed = [fact for fact in self.facts if isinstance(fact, ev.RunPlaced) and fact.job_id == job_id]
+        attempt = max(attempt_of_run(fact.run_id) for fact in placed) + 1
+        self.queued[job_id] = attempt
+        self.not_before[job_id] = self.now + 5 * S
+        self.tell(
+            ev.JobRequeued(job_id=job_id, attempt=attempt, cause=RunCause.NODE_LOST, not_before_at=self.now + 5 * S)
+        )
+
+    def job_stops(self, dice: int) -> None:
+        jobs = sorted({run.job_id for run in self.runs.values()} - self.stopping)
+        if jobs and dice % 2:
+            job_id = jobs[dice % len(jobs)]
+            self.stopping.add(job_id)
+            self.tell(ev.JobStopping(job_id=job_id, attempt=1, cause=StopCause.CANCELLED, actor="user:eva"))
+        elif self.queued:
+            job_id = sorted(self.queued)[dice % len(self.queued)]
+            del self.queued[job_id]
+            self.tell(ev.JobCancelled(job_id=job_id, actor="user:eva"))
+
+    def node_changes(self, dice: int) -> None:
+        if not self.nodes:
+            return
+        node_id = sorted(self.nodes)[dice % len(self.nodes)]
+        node = self.nodes[node_id]
+        match (dice >> 2) % 7:
+            case 0:
+                node.cordon = "cordoned"
+                self.tell(ev.NodeCordoned(node_id=node_id, actor="op", reason="r"))
+            case 1:
+                node.cordon = "draining"
+                self.tell(
+                    ev.NodeDraining(node_id=node_id, actor="op", reason="r", deadline_at=self.now + (dice % 30) * S)
+                )
+            case 2:
+                node.cordon = ""
+                self.tell(ev.NodeUncordoned(node_id=node_id, actor="op", reason="r"))
+            case 3 if not node.is_fenced:
+                node.is_suspected = True
+                self.tell(ev.NodeSuspected(node_id=node_id, epoch=node.epoch, silent_ms=1, lease_ms=2))
+            case 4 if not node.is_fenced:
+                node.is_suspected = False
+                self.tell(ev.NodeTrusted(node_id=node_id, epoch=node.epoch, silent_ms=1))
+            case 5:
+                node.epoch += 1
+                node.is_fenced = True
+                lost = [run_id for run_id, run in self.runs.items() if run.node_id == node_id]
+                self.tell(ev.NodeFenced(node_id=node_id, epoch=node.epoch))
+                jobs = sorted({self.runs[run_id].job_id for run_id in lost})
+                for run_id in lost:
+                    del self.runs[run_id]
+                    self.live.pop(run_id, None)
+                for job_id in jobs:
+                    self.settle(job_id, dice)
+            case 6:
+                uuid = sorted(node.devices)[(dice >> 5) % len(node.devices)]
+                after = DeviceHealth.HEALTHY if uuid in node.sick else DeviceHealth.DEGRADED
+                node.sick ^= {uuid}
+                self.tell(
+                    ev.DeviceHealthChanged(
+                        node_id=node_id, device_uuid=uuid, before=DeviceHealth.HEALTHY, after=after, code="xid-63"
+                    )
+                )
+            case _:
+                pass
+
+    def limit(self, dice: int) -> None:
+        name = ("main", "side")[dice % 2]
+        queue = a_queue(
+            name,
+            tenants=TENANTS,
+            limit_compute_milli=(None, 1000, 3000)[(dice >> 1) % 3],
+            limit_memory_mib=(None, 60_000, 100_000)[(dice >> 3) % 3],
+            limit_jobs=(None, 2, 5)[(dice >> 5) % 3],
+        )
+        if queue.queue not in self.queues and self.runs:
+            return  # admission lets nobody into a queue that it never announced
+        self.queues[queue.queue] = queue
+        self.tell(queue)
+
+    def decide(self) -> None:
+        """One decision: checked, folded, checked again."""
+        facts = core.decide(self.state, self.now)
+        assert facts == core.decided(self.state, self.now, is_memo_used=False), "the memo changes what is decided"
+        again = core.restore(core.snapshot(self.state))
+        assert facts == core.decide(again, self.now), "a restart changes what is decided"
+        gangs: dict[JobId, int] = defaultdict(int)
+        for fact in facts:
+            if isinstance(fact, ev.RunPlaced):
+                self.check_placement(fact)
+                gangs[fact.job_id] += 1
+            elif isinstance(fact, ev.RunStopOrdered):
+                self.check_stop(fact)
+            else:
+                assert isinstance(fact, ev.JobPendingReasonChanged)
+                assert fact.job_id in self.queued
+            self.tell(fact, author="placer")
+        for job_id, count in gangs.items():
+            assert count == self.specs[job_id].spec.replicas, "a gang starts whole or not at all"
+        for run_id in self.live:
+            if self.must_stop(run_id):
+                assert run_id in self.ordered, "a live run that must stop was not told"
+        for job_id in self.queued:
+            assert self.state.pool.jobs[job_id].pending is not Pending.PENDING_EVALUATION, "a wait without a reason"
+        assert core.decide(self.state, self.now) == [], "a decision that is made again says nothing"
+
+    def must_stop(self, run_id: RunId) -> bool:
+        run = self.runs[run_id]
+        return run.job_id in self.stopping or self.nodes[run.node_id].cordon == "draining"
+
+    def check_stop(self, fact: ev.RunStopOrdered) -> None:
+        assert fact.run_id in self.live
+        assert fact.run_id not in self.ordered, "each run is told once"
+        assert self.must_stop(fact.run_id)
+        assert 0 <= fact.grace_s <= self.specs[self.runs[fact.run_id].job_id].spec.grace_s
+        self.ordered.add(fact.run_id)
+
+    def check_placement(self, placed: ev.RunPlaced) -> None:
+        admitted = self.specs[placed.job_id]
+        spec = admitted.spec
+        assert placed.run_id not in self.runs
+        assert self.not_before[placed.job_id] <= self.now
+        if placed.run_id.split("/")[2] == "0":
+            assert placed.run_id.endswith(f"/{self.queued.pop(placed.job_id)}")
+        assert placed.candidates[0].node_id == placed.node_id
+        assert all(sum(each.parts.values()) == each.score for each in placed.candidates)
+        assert placed.candidates[0].score == max(each.score for each in placed.candidates) or self.is_limited(spec)
+        node = self.nodes[placed.node_id]
+        assert node.is_usable
+        assert placed.node_epoch == node.epoch
+        self.runs[placed.run_id] = placed
+        self.live[placed.run_id] = "placed"
+        here = [run for run in self.runs.values() if run.node_id == placed.node_id]
+        assert sum(run.cpu_milli for run in here) <= node.cpu_milli
+        assert sum(run.host_memory_mib for run in here) <= node.memory_mib
+        assert len({piece.device_uuid for piece in placed.slices}) == len(placed.slices) == spec.devices
+        for piece in placed.slices:
+            device = node.devices[piece.device_uuid]
+            assert piece.device_uuid not in node.sick
+            assert not spec.models or device.model in spec.models
+            assert piece.mode in device.modes
+            assert spec.mode in {None, piece.mode}
+            assert piece.compute_milli >= spec.compute_milli
+            assert piece.memory_mib >= (spec.memory_mib or device.memory_mib)
+            beside = [other for run in here for other in run.slices if other.device_uuid == piece.device_uuid]
+            assert sum(other.compute_milli for other in beside) <= device.compute_milli
+            assert sum(other.memory_mib for other in beside) <= device.memory_mib
+            assert {other.mode for other in beside} == {piece.mode}
+            if piece.mode is Mode.EXCLUSIVE or spec.devices > 1:
+                assert len(beside) == 1
+            if piece.mode is Mode.MPS and self.state.settings.mps_trust == "tenant":
+                tenants = {run.tenant for run in here for other in run.slices if other.device_uuid == piece.device_uuid}
+                assert tenants == {placed.tenant}
+        self.check_limits(spec.queue)
+
+    def is_limited(self, spec: ev.JobSpec) -> bool:
+        return spec.queue in self.queues or self.state.settings.reserve_after_s >= 0
+
+    def check_limits(self, name: QueueId) -> None:
+        queue = self.queues.get(name)
+        if queue is None:
+            return
+        mine = [run for run in self.runs.values() if self.specs[run.job_id].spec.queue == name]
+        compute = sum(piece.compute_milli for run in mine for piece in run.slices)
+        memory = sum(piece.memory_mib for run in mine for piece in run.slices)
+        if mine[-1].slices:
+            assert queue.limit_compute_milli is None or compute <= queue.limit_compute_milli
+            assert queue.limit_memory_mib is None or memory <= queue.limit_memory_mib
+        assert queue.limit_jobs is None or len({run.job_id for run in mine}) <= queue.limit_jobs
+
+
+CONFIGS: Final = st.sampled_from(
+    [None, {"mps_trust": "tenant"}, {"reserve_after_s": -1}, {"reserve_after_s": 0}, {"reserve_after_s": 10}]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS, config=CONFIGS)
+def test_whatever_happens_nothing_is_oversold(
+    steps: list[tuple[int, int]], config: dict[str, int | str] | None
+) -> None:
+    """Devices, hosts, modes, limits, gangs, stops, silence, restart and memo: all of it, after every decision."""
+    world = World(config)
+    for what, dice in steps:
+        world.step(what, dice)
+    world.decide()
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS)
+def test_indexes_say_the_same_after_a_restart(steps: list[tuple[int, int]]) -> None:
+    """What is derived as facts come equals what is derived from the whole."""
+    world = World()
+    for what, dice in steps:
+        world.step(what, dice)
+    again = core.restore(core.snapshot(world.state))
+    assert core.snapshot(again) == core.snapshot(world.state)
+    for name in State.__slots__:
+        if name not in {"kept", "changed", "changes", "memo"}:
+            found, expected = getattr(world.state, name), getattr(again, name)
+            if name == "queue_holders":
+                found = {queue: keys for queue, keys in found.items() if keys}
+            assert found == expected, name
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS, order=st.randoms(use_true_random=False))
+def test_the_order_of_unrelated_facts_does_not_matter(steps: list[tuple[int, int]], order: Any) -> None:
+    """Nodes register, are cordoned and freed in any order: who holds what is the same, and so is what follows."""
+    world = World()
+    for what, dice in steps:
+        world.step(what, dice)
+    jobs = [fact for fact in world.facts if isinstance(fact, ev.JobAdmitted)]
+    by_node: dict[NodeId, list[ev.Fact]] = defaultdict(list)
+    for fact in world.facts:
+        if isinstance(fact, ev.NodeRegistered | ev.NodeCordoned | ev.NodeUncordoned | ev.DeviceHealthChanged):
+            by_node[fact.node_id].append(fact)
+
+    def told(turns: list[NodeId]) -> list[ev.Fact]:
+        other = World()
+        for job in jobs:
+            other.tell(job)
+        queues = {node_id: iter(facts) for node_id, facts in by_node.items()}
+        for node_id in turns:
+            other.tell(next(queues[node_id]))
+        return core.decide(other.state, world.now)
+
+    turns = [node_id for node_id, facts in by_node.items() for _ in facts]
+    expected = told(turns)
+    order.shuffle(turns)
+    assert told(turns) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    nodes=st.integers(1, 4),
+    large=st.sampled_from(
+        [
+            {"devices": 2, "compute_milli": 1000, "memory_mib": 0},
+            {"compute_milli": 1000, "memory_mib": 0},
+            {"compute_milli": 900, "memory_mib": 60_000},
+            {"replicas": 2, "compute_milli": 1000, "memory_mib": 0},
+        ]
+    ),
+    lengths=st.lists(st.integers(1, 8), min_size=5, max_size=20),
+)
+def test_the_wait_of_the_first_is_bounded_by_the_runs_it_waits_for(
+    nodes: int, large: dict[str, Any], lengths: list[int]
+) -> None:
+    """Small jobs come faster than they end, for ever; the large one that came first still gets its turn."""
+    world = World({"reserve_after_s": 5})
+    for number in range(nodes):
+        world.tell(a_node(f"node-{number}", devices=2))
+    length = itertools.cycle(lengths)
+    ends: dict[RunId, int] = {}
+    names = itertools.count()
+    placed_at = None
+    # Six steps of small jobs fill the pool; the large one comes; then at most: its patience, and each node's runs once.
+    bound = 6 + 5 + 9 * (nodes + 1)
+    for tick in range(bound + 1):
+        world.now = NOON + tick * S
+        for run_id in sorted(run_id for run_id, end in ends.items() if end <= tick):
+            del ends[run_id]
+            node_id = world.runs.pop(run_id).node_id
+            world.tell(ev.RunReleased(run_id=run_id, node_id=node_id, released_at=world.now))
+        if tick == 6:
+            world.tell(a_job("large", **large))
+        for _ in range(4 * nodes):
+            world.tell(a_job(f"small-{next(names)}", compute_milli=250, memory_mib=20_000))
+        for fact in core.decide(world.state, world.now):
+            world.tell(fact, author="placer")
+            if isinstance(fact, ev.RunPlaced):
+                world.runs[fact.run_id] = fact
+                ends[fact.run_id] = tick + next(length)
+                if fact.job_id == "acme/large":
+                    placed_at = tick
+        if placed_at is not None:
+            break
+    assert placed_at is not None, f"still waiting after {bound} steps"
