@@ -1,0 +1,303 @@
+"""Wiring of one node's agent: settings, devices, processes, bus, reactor; run until told to stop.
+
+On SIGTERM it stops reading, flushes and leaves; its runs, its simulated node and its MPS daemons go on, and the next
+agent finds them again.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Final
+
+import structlog
+from msgspec import Meta
+
+from apportion.contracts import subjects
+from apportion.contracts.causes import DeviceHealth, Mode
+from apportion.contracts.ids import NodeId, PoolId, agent_author
+from apportion.node_agent import core
+from apportion.node_agent.enforce.exclusive import Exclusive
+from apportion.node_agent.enforce.mps import Mps
+from apportion.node_agent.enforce.slices import Enforcer, Slices
+from apportion.node_agent.enforce.timeslice import TimeSlice
+from apportion.node_agent.enforce.watchdog import Watchdog
+from apportion.node_agent.machine import inventory_of
+from apportion.node_agent.nvml import Devices, NoDriver, NvmlFailed, XidSeen, open_devices
+from apportion.node_agent.processes import Processes, RootInUse
+from apportion.node_agent.shell import Shell, session_leaders
+from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
+from apportion.node_agent.simnode import SimulatedNode
+from apportion.runtime import telemetry
+from apportion.runtime.clock import SystemClock
+from apportion.runtime.drain import run_service
+from apportion.runtime.health import HealthServer
+from apportion.runtime.reactor import Reactor, SnapshotFile
+from apportion.runtime.settings import Common, Name, SettingsInvalid, from_command_line
+from apportion.runtime.stream import Bus
+
+SERVICE: Final = "node-agent"
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+FAILING_XIDS: Final = frozenset({48, 62, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143})
+"""Faults after which a device needs a reset before it may be given to anybody; 94 is contained to its application."""
+
+log = structlog.get_logger(__name__)
+
+
+class AgentSettings(Common, frozen=True, kw_only=True):
+    """What a node's agent can be told, beside what all services can."""
+
+    node_id: Name
+    """Which node of the pool this is."""
+    simulated_devices: Annotated[int, Meta(ge=0, le=64)] = 0
+    """How many devices to simulate; 0: this machine's own, by its driver."""
+    simulated_profile: Name = "h200"
+    """Which board is simulated."""
+    heartbeat_ms: Annotated[int, Meta(ge=50, le=60_000)] = 1000
+    """How often the agent says that it is alive."""
+    watchdog_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
+    """How often device memory is looked at; a run is ended after two looks over its limit."""
+
+
+class AgentRefused(Exception):
+    """The agent can't be started here, and says what to do."""
+
+    exit_code = 2
+
+
+class Agent:
+    """One node's agent, from start to exit."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._node = NodeId(settings.node_id)
+        self._pool = PoolId(settings.pool)
+        self._state_dir = settings.data_dir.absolute() / "nodes" / settings.node_id
+        self._clock = SystemClock()
+        self._simulated: SimulatedNode | None = None
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Work until ``stop``, then leave everything running and in order."""
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            meter = telemetry.start(SERVICE, settings, node=self._node)
+            stack.callback(meter.shutdown)
+            processes = await self._enter_processes(stack)
+            devices = await self._enter_devices(stack)
+            path = self._path()
+            inventory = inventory_of(devices, path=path, is_simulated=self._simulated is not None)
+            watchdog = Watchdog(devices, session_of=session_leaders(processes))
+            mps = Mps(
+                devices, watchdog, directory=self._state_dir / "mps", path=path, env={"HOME": "/", **self._node_env()}
+            )
+            enforcers: dict[Mode, Enforcer] = {
+                Mode.EXCLUSIVE: Exclusive(devices, end_idle_mps=mps.end_idle),
+                Mode.MPS: mps,
+                Mode.TIMESLICE: TimeSlice(devices, watchdog),
+            }
+            shell = Shell(
+                processes=processes,
+                slices=Slices(devices, enforcers, usable={device.uuid: device for device in inventory.devices}),
+                watchdog=watchdog,
+                mps=mps,
+                path=path,
+                node_env=self._node_env(),
+                clock=self._clock,
+            )
+            stack.push_async_callback(shell.close)
+            for device in inventory.devices:
+                devices.keep_accounts(device.uuid)
+
+            author = agent_author(self._node)
+            bus = await Bus.connect(settings.bus_url, pool=self._pool, name=f"apportion-{author}")
+            stack.push_async_callback(bus.close)
+            await bus.provision()
+            reactor = Reactor(
+                core=core.AgentCore(self._node),
+                author=author,
+                bus=bus,
+                filters=subjects.facts_for_agent(self._pool, self._node, author),
+                perform=shell.perform,
+                snapshots=SnapshotFile(self._state_dir / "snapshot.msgpack"),
+                clock=self._clock,
+                meter=meter,
+            )
+            shell.feed = reactor.feed
+            health = HealthServer(
+                f"{SERVICE}-{self._node}",
+                settings.data_dir,
+                port=settings.health_port,
+                is_ready=lambda: self._is_ready(reactor),
+                metrics=meter.prometheus,
+            )
+            health.start()
+            stack.callback(health.stop)
+            if self._simulated is not None:
+                self._follow_simulated(self._simulated, reactor, mps, devices, inventory)
+            reactor.feed(core.InventoryChanged(inventory=inventory))
+            reactor.feed(await shell.adopt(reactor.session))
+            await self._work(stop, reactor=reactor, shell=shell, bus=bus, devices=devices, inventory=inventory)
+        return 0
+
+    async def _work(
+        self,
+        stop: asyncio.Event,
+        *,
+        reactor: "Reactor[core.State]",
+        shell: Shell,
+        bus: Bus,
+        devices: Devices,
+        inventory: core.Inventory,
+    ) -> None:
+        """Everything that runs side by side; the first to fail ends all."""
+        loop_task = asyncio.create_task(reactor.run(stop), name="reactor")
+        helpers = {
+            asyncio.create_task(shell.run(), name="ends"),
+            asyncio.create_task(self._beat(bus, reactor), name="heartbeat"),
+            asyncio.create_task(self._look(bus, shell), name="watchdog"),
+            asyncio.create_task(self._watch_xids(reactor, devices, inventory), name="xids"),
+            asyncio.ensure_future(shell.failure),
+        }
+        try:
+            await asyncio.wait({loop_task, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+            for helper in helpers:
+                if helper.done():
+                    helper.result()
+            await loop_task
+        finally:
+            for task in (loop_task, *helpers):
+                task.cancel()
+            await asyncio.gather(loop_task, *helpers, return_exceptions=True)
+
+    async def _enter_processes(self, stack: AsyncExitStack) -> Processes:
+        try:
+            return await stack.enter_async_context(Processes(self._state_dir))
+        except RootInUse as err:
+            raise AgentRefused(
+                f"another agent of {self._node} is at work in {self._state_dir}: stop it, or choose another --node-id"
+            ) from err
+
+    async def _enter_devices(self, stack: AsyncExitStack) -> Devices:
+        settings = self._settings
+        if settings.simulated_devices:
+            self._simulated = SimulatedNode(
+                self._node,
+                state_dir=self._state_dir,
+                devices=settings.simulated_devices,
+                profile=settings.simulated_profile,
+            )
+            await self._simulated.open()
+            stack.push_async_callback(self._simulated.close)
+        try:
+            return stack.enter_context(open_devices(None if self._simulated is None else self._simulated.socket_path))
+        except NoDriver as err:
+            raise AgentRefused(
+                f"no NVIDIA driver answers here ({err}): install one, or simulate devices with --simulated-devices 4"
+            ) from err
+
+    def _follow_simulated(
+        self,
+        simulated: SimulatedNode,
+        reactor: "Reactor[core.State]",
+        mps: Mps,
+        devices: Devices,
+        inventory: core.Inventory,
+    ) -> None:
+        """A simulated node that dies takes its devices along, as a driver that is unloaded does."""
+
+        def tell(health: DeviceHealth, code: str) -> None:
+            for device in inventory.devices:
+                reactor.feed(core.DeviceHealthSeen(device_uuid=device.uuid, health=health, code=code))
+
+        def gone() -> None:
+            mps.forget_servers()
+            tell(DeviceHealth.FAILED, "driver-gone")
+
+        def back() -> None:
+            for device in inventory.devices:
+                devices.keep_accounts(device.uuid)
+            tell(DeviceHealth.HEALTHY, "driver-back")
+
+        simulated.on_gone = gone
+        simulated.on_back = back
+
+    def _path(self) -> str:
+        """Where a run finds programs: a simulated node's tools, this installation's own, then the system's."""
+        tools = [] if self._simulated is None else [str(self._simulated.tools)]
+        return ":".join([*tools, str(Path(sys.executable).parent), SYSTEM_PATH])
+
+    def _node_env(self) -> dict[str, str]:
+        return {} if self._simulated is None else {SOCKET_VARIABLE: str(self._simulated.socket_path)}
+
+    def _is_ready(self, reactor: "Reactor[core.State]") -> tuple[bool, dict[str, object]]:
+        state = reactor.state
+        registered = state.registered
+        is_ready = registered is not None and registered.session == reactor.session and registered.epoch == state.epoch
+        return is_ready, {
+            "node": self._node,
+            "session": reactor.session,
+            "epoch": state.epoch,
+            "facts_seq": state.facts_seq,
+            "runs": len(state.runs),
+        }
+
+    async def _beat(self, bus: Bus, reactor: "Reactor[core.State]") -> None:
+        subject = subjects.sample(self._pool, self._node, "heartbeat")
+        while True:
+            body = {
+                "session": reactor.session,
+                "epoch": reactor.state.epoch,
+                "facts_seq": reactor.state.facts_seq,
+                "at": self._clock.now(),
+            }
+            bus.send_soon(subject, json.dumps(body).encode())
+            await asyncio.sleep(self._settings.heartbeat_ms / 1000)
+
+    async def _look(self, bus: Bus, shell: Shell) -> None:
+        subject = subjects.sample(self._pool, self._node, "usage")
+        told_at = 0
+        while True:
+            await asyncio.sleep(self._settings.watchdog_ms / 1000)
+            shell.look()
+            if self._clock.monotonic() - told_at >= 1_000_000_000:
+                told_at = self._clock.monotonic()
+                bus.send_soon(subject, shell.usage())
+
+    async def _watch_xids(self, reactor: "Reactor[core.State]", devices: Devices, inventory: core.Inventory) -> None:
+        """Device faults as the driver reports them. The wait is in a thread: the library's call blocks."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NvmlFailed):
+            devices.watch_xids([device.uuid for device in inventory.devices])
+        while True:
+            try:
+                seen: XidSeen | None = await loop.run_in_executor(None, devices.wait_xid, 1000)
+            except NvmlFailed as err:
+                log.warning("xids_unheard", error=str(err))
+                await asyncio.sleep(1)
+                continue
+            if seen is None:
+                continue
+            log.warning("xid", device=seen.uuid, xid=seen.xid)
+            if seen.xid in FAILING_XIDS:
+                reactor.feed(
+                    core.DeviceHealthSeen(device_uuid=seen.uuid, health=DeviceHealth.FAILED, code=f"xid-{seen.xid}")
+                )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``apportion-node-agent``."""
+    try:
+        settings = from_command_line(AgentSettings, SERVICE, sys.argv[1:] if argv is None else argv).settings
+    except SettingsInvalid as err:
+        print(err, file=sys.stderr)
+        return err.exit_code
+    os.umask(0o077)
+    return run_service(Agent(settings).run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

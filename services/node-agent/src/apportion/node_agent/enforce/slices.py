@@ -1,0 +1,134 @@
+"""One door to all modes: sets up every slice of a run, takes it down again, and says who still sits on a device.
+
+The mode of each slice chooses who enforces it. A run is set up whole or not at all.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from apportion.contracts.causes import Mode
+from apportion.contracts.events import Device, Enforced, Slice
+from apportion.contracts.ids import DeviceUuid, RunId
+from apportion.node_agent.nvml import Devices, NvmlFailed
+
+
+class EnforcementFailed(Exception):
+    """A slice can't be had as it was promised: what was read back differs, or the mode isn't there."""
+
+    def __init__(self, device: DeviceUuid, what: str, *, asked: object, observed: object) -> None:
+        super().__init__(f"{what} on {device}: asked {asked}, observed {observed}")
+        self.device = device
+        self.what = what
+        self.asked = asked
+        self.observed = observed
+
+
+class SetUp(msgspec.Struct, frozen=True, kw_only=True):
+    """What one slice takes: variables for the process, and the evidence that was read back."""
+
+    env: Mapping[str, str] = {}
+    enforced: tuple[Enforced, ...] = ()
+
+
+class Enforcer(Protocol):
+    """One mode. Every method may be repeated."""
+
+    async def apply(self, run: RunId, piece: Slice) -> SetUp:
+        """Set the slice up and read it back; raises EnforcementFailed with nothing left set up."""
+        ...
+
+    def started(self, run: RunId, piece: Slice, pid: int) -> None:
+        """The run's process runs (or was found running by a new agent)."""
+        ...
+
+    async def release(self, run: RunId, piece: Slice) -> None:
+        """Take down what ``apply`` set up; the run's processes are gone."""
+        ...
+
+
+class Slices:
+    """All slices of the node, by the enforcer of their mode."""
+
+    def __init__(
+        self, devices: Devices, enforcers: Mapping[Mode, Enforcer], *, usable: Mapping[DeviceUuid, Device]
+    ) -> None:
+        self._devices = devices
+        self._enforcers = enforcers
+        self._usable = usable
+
+    async def apply(self, run: RunId, pieces: tuple[Slice, ...]) -> SetUp:
+        """Set up every slice; raises EnforcementFailed, and then none is."""
+        env: dict[str, str] = {}
+        enforced: list[Enforced] = []
+        done: list[Slice] = []
+        try:
+            for piece in pieces:
+                done.append(piece)
+                one = await self._enforcer(piece).apply(run, piece)
+                env |= one.env
+                enforced += one.enforced
+        except (EnforcementFailed, NvmlFailed) as err:
+            for piece in done:
+                if piece.mode in self._enforcers:
+                    await self._enforcers[piece.mode].release(run, piece)
+            if isinstance(err, NvmlFailed):
+                raise EnforcementFailed(
+                    done[-1].device_uuid, "answer of the device", asked=done[-1].mode, observed=err
+                ) from err
+            raise
+        # By UUID, never by index: an index means another device wherever the order differs. Without a slice: none.
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(piece.device_uuid for piece in pieces)
+        return SetUp(env=env, enforced=tuple(enforced))
+
+    def started(self, run: RunId, pieces: tuple[Slice, ...], pid: int) -> None:
+        """The run's process runs."""
+        for piece in pieces:
+            if piece.mode in self._enforcers:
+                self._enforcers[piece.mode].started(run, piece, pid)
+
+    async def release(self, run: RunId, pieces: tuple[Slice, ...]) -> None:
+        """Take every slice down; a device that is lost has nothing set up any more."""
+        for piece in pieces:
+            if piece.mode in self._enforcers:
+                try:
+                    await self._enforcers[piece.mode].release(run, piece)
+                except NvmlFailed as err:
+                    if err.name not in _GONE:
+                        raise
+
+    def pids_on(self, pieces: tuple[Slice, ...]) -> set[int]:
+        """Who has a context on any of these devices."""
+        found: set[int] = set()
+        for device in {piece.device_uuid for piece in pieces}:
+            try:
+                found |= {process.pid for process in self._devices.processes(device)}
+            except NvmlFailed as err:
+                if err.name not in _GONE:
+                    raise
+        return found
+
+    def peak_mib(self, pieces: tuple[Slice, ...], pid: int) -> int | None:
+        """Most memory that the process had, over all its devices, by the driver's account; None where none was kept."""
+        peaks = []
+        for piece in pieces:
+            try:
+                account = self._devices.account(piece.device_uuid, pid)
+            except NvmlFailed:
+                continue
+            if account is not None and account.peak_mib is not None:
+                peaks.append(account.peak_mib)
+        return sum(peaks) if peaks else None
+
+    def _enforcer(self, piece: Slice) -> Enforcer:
+        device = self._usable.get(piece.device_uuid)
+        if device is None:
+            raise EnforcementFailed(piece.device_uuid, "device", asked=piece.mode, observed="no such device here")
+        if piece.mode not in self._enforcers or piece.mode not in device.modes:
+            raise EnforcementFailed(piece.device_uuid, "mode", asked=piece.mode, observed=",".join(device.modes))
+        return self._enforcers[piece.mode]
+
+
+_GONE: Final = frozenset({"GpuIsLost", "NotFound", "ResetRequired", "Unknown"})
+"""A device that doesn't answer shows nobody, and holds nothing that could be taken down."""

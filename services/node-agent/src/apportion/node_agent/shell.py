@@ -1,0 +1,313 @@
+"""The agent's hands and eyes: carries out the core's instructions, and tells it what became of them.
+
+Every instruction is answered by an observation, whatever goes wrong. What has to be done is the core's to say, how a
+process is kept is processes.py's, how a slice is enforced is enforce/'s.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Final, assert_never
+
+import structlog
+
+from apportion.contracts.causes import RunCause
+from apportion.contracts.events import RunPlaced, Slice
+from apportion.contracts.ids import RunId
+from apportion.node_agent import core, run_records
+from apportion.node_agent.enforce.mps import Mps
+from apportion.node_agent.enforce.slices import EnforcementFailed, Slices
+from apportion.node_agent.enforce.watchdog import Escape, Offence, Watchdog
+from apportion.node_agent.environment import enforced_in, environment_of, slices_in
+from apportion.node_agent.nvml import NvmlFailed
+from apportion.node_agent.processes import (
+    Launch,
+    Processes,
+    RunEnded,
+    SpawnerUnavailable,
+    StartedProcess,
+    StartFailed,
+    StartRefused,
+)
+from apportion.runtime.clock import Clock, SystemClock
+
+_RELEASE_PAUSE_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Between looks at a device that still shows a process of an ended run; the last one repeats."""
+_CLAIMED_S_MAX: Final = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+class Shell:
+    """One agent's shell. ``perform`` is the reactor's; ``feed`` is set before it is first called."""
+
+    def __init__(
+        self,
+        *,
+        processes: Processes,
+        slices: Slices,
+        watchdog: Watchdog,
+        mps: Mps | None,
+        path: str,
+        node_env: Mapping[str, str],
+        clock: Clock | None = None,
+    ) -> None:
+        self._processes = processes
+        self._slices = slices
+        self._watchdog = watchdog
+        self._mps = mps
+        self._path = path
+        self._node_env = dict(node_env)
+        self._inherited = dict(os.environ)
+        self._clock: Clock = clock or SystemClock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starting: dict[RunId, RunEnded | None] = {}
+        """Runs whose start isn't told yet, with their end where that came first."""
+        self._slices_of: dict[RunId, tuple[Slice, ...]] = {}
+        self._processes_of: dict[RunId, StartedProcess] = {}
+        self.feed: Callable[[core.Observation], None] = lambda _: None
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails where an instruction ended in an error that nobody foresaw: then the agent has to begin anew."""
+
+    # The beginning and the end
+
+    async def adopt(self, session: str) -> core.Adopted:
+        """What earlier sessions left on this machine; those that live are watched from now on."""
+        found = []
+        for run, observed in (await self._processes.adopt()).items():
+            seen = observed
+            if isinstance(seen, run_records.Claimed):
+                # Its shim either starts it in a moment, or withdraws since the agent that held its gate is gone.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._processes.ended(run), 0.2)
+                seen = self._processes.observe(run)
+            found.append(self._found(run, seen))
+        return core.Adopted(session=session, found=tuple(found))
+
+    async def run(self) -> None:
+        """Tell of every end, until cancelled."""
+        while True:
+            ended = await self._processes.ends.get()
+            if ended.run_id in self._starting:
+                self._starting[ended.run_id] = ended
+            else:
+                self._tell_end(ended)
+
+    async def close(self) -> None:
+        """Finish what is being taken down, for a moment; the runs go on, and what was cut short is found again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Instructions
+
+    def perform(self, instruction: core.Instruction) -> None:
+        """Begin to carry out an instruction."""
+        match instruction:
+            case core.StartRun(order=order):
+                self._starting[order.run_id] = None
+                self._go(self._start(order))
+            case core.StopRun(run_id=run_id, grace_s=grace_s):
+                self._go(self._stop(run_id, grace_s))
+            case core.ReleaseRun(order=order):
+                self._go(self._release(order))
+            case core.RemoveRun(run_id=run_id):
+                self._go(self._remove(run_id))
+            case _:
+                assert_never(instruction)
+
+    async def _start(self, order: RunPlaced) -> None:
+        run = order.run_id
+        self._slices_of[run] = order.slices
+        observation = await self._started(order)
+        self.feed(observation)
+        ended = self._starting.pop(run)
+        if ended is not None and isinstance(observation, core.ProcessStarted):
+            self._tell_end(ended)
+
+    async def _started(self, order: RunPlaced) -> core.ProcessStarted | core.StartFailed | core.ProcessExited:
+        run = order.run_id
+        try:
+            set_up = await self._slices.apply(run, order.slices)
+            env = environment_of(
+                order,
+                inherited=self._inherited,
+                path=self._path,
+                slice_env=set_up.env,
+                enforced=set_up.enforced,
+                node_env=self._node_env,
+            )
+            # Only here, after everything was read back, is anybody asked to start it.
+            process = await self._processes.start(
+                Launch(run_id=run, epoch=order.node_epoch, argv=order.command, env=env)
+            )
+        except EnforcementFailed as err:
+            return self._start_failed(run, RunCause.ENFORCEMENT_FAILED, str(err))
+        except StartFailed as err:
+            return self._end(run, err.end)
+        except StartRefused as err:
+            log.warning("start_refused", run_id=run, reason=err.reason)
+            return (
+                self._end(run, err.observed)
+                if isinstance(err.observed, run_records.Ended)
+                else self._start_failed(run, RunCause.START_FAILED, err.reason)
+            )
+        except (SpawnerUnavailable, NvmlFailed, OSError, ValueError) as err:
+            return self._start_failed(run, RunCause.START_FAILED, f"{type(err).__name__}: {err}")
+        self._processes_of[run] = process
+        self._slices.started(run, order.slices, process.pid)
+        return core.ProcessStarted(
+            run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=set_up.enforced
+        )
+
+    async def _stop(self, run: RunId, grace_s: int) -> None:
+        await self._processes.stop(run, grace_s=grace_s)
+
+    async def _release(self, order: RunPlaced) -> None:
+        run = order.run_id
+        pauses = iter(_RELEASE_PAUSE_S)
+        pause = 0.0
+        while True:
+            try:
+                left = self._left_on_devices(run, order.slices)
+                if not left:
+                    await self._slices.release(run, order.slices)
+                    break
+            except (NvmlFailed, EnforcementFailed) as err:
+                log.warning("release_failed", run_id=run, error=str(err))
+            else:
+                log.info("release_waits", run_id=run, pids=sorted(left))
+            pause = next(pauses, pause)
+            await asyncio.sleep(pause)
+        self._processes_of.pop(run, None)
+        self._slices_of.pop(run, None)
+        self.feed(core.SlicesReleased(run_id=run, at=self._clock.now()))
+
+    async def _remove(self, run: RunId) -> None:
+        await self._processes.remove(run)
+
+    # Seeing
+
+    def look(self) -> None:
+        """Hold the runs to their memory; called a few times a second."""
+        for one in self._watchdog.look():
+            match one:
+                case Offence(run_id=run, used_mib=used_mib, limit_mib=limit_mib, device_uuid=device):
+                    detail = f"used {used_mib} MiB of {limit_mib} on {device}"
+                    self.feed(core.MustStop(run_id=run, cause=RunCause.QUOTA_EXCEEDED, detail=detail))
+                case Escape(run_id=run, pid=pid, device_uuid=device):
+                    detail = f"process {pid} uses {device} and is no MPS client"
+                    self.feed(core.MustStop(run_id=run, cause=RunCause.ENFORCEMENT_FAILED, detail=detail))
+        if self._mps is not None:
+            self._go(self._mps.lower())
+
+    def usage(self) -> bytes:
+        """Device memory by run at the last look, as a sample's body."""
+        return json.dumps({"at": self._clock.now(), "memory_mib": self._watchdog.used_mib}).encode()
+
+    def _left_on_devices(self, run: RunId, slices: tuple[Slice, ...]) -> set[int]:
+        """Processes of an ended run that its devices still show."""
+        process = self._processes_of.get(run)
+        if process is None or not slices:
+            return set()
+        ours = {process.pid, *self._watchdog.pids_of(run)}
+        return {pid for pid in self._slices.pids_on(slices) & ours if not _is_another(pid, process)}
+
+    def _tell_end(self, ended: RunEnded) -> None:
+        self.feed(self._end(ended.run_id, ended.end))
+
+    def _end(self, run: RunId, end: run_records.Ended) -> core.ProcessExited | core.StartFailed:
+        match end:
+            case run_records.Exited():
+                return core.ProcessExited(
+                    run_id=run,
+                    finished_at=end.finished_at_ns,
+                    started_at=end.started_at_ns,
+                    exit_code=end.exit_code,
+                    signal=end.signal,
+                    peak_memory_mib=self._peak_mib(run),
+                )
+            case run_records.ExecFailed():
+                detail = os.strerror(end.errno)
+                return core.StartFailed(run_id=run, cause=RunCause.START_FAILED, detail=detail, at=end.finished_at_ns)
+            case run_records.NeverStarted():
+                return self._start_failed(run, RunCause.START_FAILED, "the order was withdrawn")
+            case run_records.Lost(reason=reason):
+                return core.ProcessExited(run_id=run, finished_at=self._clock.now(), detail=f"lost: {reason}")
+            case _:
+                assert_never(end)
+
+    def _found(self, run: RunId, observed: run_records.Observed) -> core.Found:
+        match observed:
+            case run_records.Running() | run_records.Claimed():
+                env = observed.intent.env
+                slices = slices_in(env)
+                self._slices_of[run] = slices
+                started = None
+                if isinstance(observed, run_records.Running):
+                    process = StartedProcess(
+                        run_id=run,
+                        shim_pid=observed.claim.pid,
+                        shim_start_ticks=observed.claim.start_ticks,
+                        pid=observed.started.pid,
+                        start_ticks=observed.started.start_ticks,
+                        started_at_ns=observed.started.started_at_ns,
+                    )
+                    self._processes_of[run] = process
+                    self._slices.started(run, slices, process.pid)
+                    started = core.ProcessStarted(
+                        run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=enforced_in(env)
+                    )
+                else:
+                    # Claimed, and neither started nor withdrawn in time: as good as running, and never started again.
+                    started = core.ProcessStarted(run_id=run, pid=observed.claim.pid, started_at=self._clock.now())
+                return core.Found(run_id=run, started=started)
+            case run_records.Exited() | run_records.ExecFailed() | run_records.Lost():
+                return core.Found(run_id=run, ended=self._end(run, observed))
+            case run_records.Absent() | run_records.Prepared() | run_records.NeverStarted():
+                return core.Found(run_id=run)
+            case _:
+                assert_never(observed)
+
+    def _peak_mib(self, run: RunId) -> int | None:
+        """By the driver's account, which misses nothing; where it keeps none, by our own looks."""
+        process = self._processes_of.get(run)
+        slices = self._slices_of.get(run, ())
+        peak = None if process is None or not slices else self._slices.peak_mib(slices, process.pid)
+        seen = self._watchdog.peak_mib.get(run)
+        return max((one for one in (peak, seen) if one is not None), default=None)
+
+    def _start_failed(self, run: RunId, cause: RunCause, detail: str) -> core.StartFailed:
+        return core.StartFailed(run_id=run, cause=cause, detail=detail, at=self._clock.now())
+
+    def _go(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (err := task.exception()) is not None:
+            # Going on would leave a run without its observation for ever; a new session looks for itself.
+            log.error("instruction_failed", error=f"{type(err).__name__}: {err}", exc_info=err)
+            if not self.failure.done():
+                self.failure.set_exception(err)
+
+
+def session_leaders(processes: Processes) -> Callable[[int], RunId | None]:
+    """Which run's shim leads a session."""
+
+    def run_of(session: int) -> RunId | None:
+        return next((run for run, claim in processes.live().items() if claim.pid == session), None)
+
+    return run_of
+
+
+def _is_another(pid: int, process: StartedProcess) -> bool:
+    """True where the pid lives and belongs to another session than the run's: the number was given away again."""
+    try:
+        return os.getsid(pid) != process.shim_pid
+    except ProcessLookupError:
+        return False

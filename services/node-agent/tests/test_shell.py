@@ -1,0 +1,307 @@
+"""The agent's core and shell over real processes and a real simulated node; the stream alone is a list here."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from apportion.contracts.causes import DeviceHealth, Mode, RunCause, StopCause
+from apportion.contracts.events import (
+    DeviceHealthChanged,
+    Fact,
+    LeaseClaimed,
+    NodeRegistered,
+    RunFinished,
+    RunPlaced,
+    RunReleased,
+    RunStarted,
+    RunStopOrdered,
+    Slice,
+)
+from apportion.contracts.ids import NodeId, RunId, agent_author
+from apportion.contracts.testing import a_placement, as_fact
+from apportion.node_agent.core import AgentCore, DeviceHealthSeen, InventoryChanged, Observation
+from apportion.node_agent.enforce.exclusive import Exclusive
+from apportion.node_agent.enforce.mps import Mps
+from apportion.node_agent.enforce.slices import Enforcer, Slices
+from apportion.node_agent.enforce.timeslice import TimeSlice
+from apportion.node_agent.enforce.watchdog import Watchdog
+from apportion.node_agent.machine import inventory_of
+from apportion.node_agent.nvml import Devices, open_devices
+from apportion.node_agent.processes import Processes, RootInUse
+from apportion.node_agent.shell import Shell, session_leaders
+from apportion.node_agent.simgpu import workload
+from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
+from apportion.node_agent.simnode import SimulatedNode
+
+NODE = NodeId("node-1")
+ME = agent_author(NODE)
+WORKLOAD = (sys.executable, "-S", "-E", workload.__file__)
+PATIENCE_S = 20.0
+
+
+class Agent:
+    """One agent, from start to its death; the stream and the machine outlive it."""
+
+    def __init__(self, world: "World", session: str) -> None:
+        self.world = world
+        self.session = session
+        self.core = AgentCore(NODE)
+        self.state = self.core.initial()
+        self.observations: asyncio.Queue[Observation] = asyncio.Queue()
+        self.stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        world = self.world
+        self.processes = await self.stack.enter_async_context(Processes(world.root))
+        self.devices: Devices = self.stack.enter_context(open_devices(world.simulated.socket_path))
+        path = f"{world.simulated.tools}:{os.defpath}"
+        node_env = {SOCKET_VARIABLE: str(world.simulated.socket_path)}
+        inventory = inventory_of(self.devices, path=path, is_simulated=True)
+        watchdog = Watchdog(self.devices, session_of=session_leaders(self.processes))
+        self.mps = Mps(self.devices, watchdog, directory=world.root / "mps", path=path, env=node_env)
+        enforcers: dict[Mode, Enforcer] = {
+            Mode.EXCLUSIVE: Exclusive(self.devices, end_idle_mps=self.mps.end_idle),
+            Mode.MPS: self.mps,
+            Mode.TIMESLICE: TimeSlice(self.devices, watchdog),
+        }
+        self.uuids = [device.uuid for device in inventory.devices]
+        for uuid in self.uuids:
+            assert self.devices.keep_accounts(uuid)
+        self.shell = Shell(
+            processes=self.processes,
+            slices=Slices(self.devices, enforcers, usable={d.uuid: d for d in inventory.devices}),
+            watchdog=watchdog,
+            mps=self.mps,
+            path=path,
+            node_env=node_env,
+        )
+        self.shell.feed = self.observations.put_nowait
+        self.observe(InventoryChanged(inventory=inventory))
+        self.observe(await self.shell.adopt(self.session))
+        world.append(LeaseClaimed(author=ME, session=self.session, core=self.core.POLICY), ME)
+        self.ends = asyncio.create_task(self.shell.run())
+        self.stack.push_async_callback(self.shell.close)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.ends.cancel()
+        await self.stack.aclose()
+
+    def observe(self, observation: Observation) -> None:
+        self.state = self.core.observe(self.state, observation, 1)
+
+    def round(self) -> None:
+        """As the reactor's loop: fold, act, state."""
+        while not self.observations.empty():
+            self.observe(self.observations.get_nowait())
+        position, _ = self.core.position(self.state)
+        for entry in self.world.stream[position:]:
+            self.state = self.core.evolve(self.state, entry)
+        for instruction in self.core.instruct(self.state, 1):
+            self.state = self.core.issued(self.state, instruction)
+            self.shell.perform(instruction)
+        for fact in self.core.decide(self.state, 1):
+            self.world.append(fact, ME)
+
+    async def until(self, happened: Callable[[], Any]) -> Any:
+        """Work until it has happened; the time limit only ends a test that would hang."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                self.round()
+                if (found := happened()) is not None:
+                    return found
+                if self.shell.failure.done():
+                    self.shell.failure.result()
+                await asyncio.sleep(0.005)
+
+
+class World:
+    """A machine with a simulated node, and a stream."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "agent"
+        self.stream: list[Any] = []
+        self.simulated = SimulatedNode(NODE, state_dir=directory, devices=2, profile="a100-40")
+
+    def append(self, fact: Fact, author: str = "") -> None:
+        self.stream.append(as_fact(fact, len(self.stream) + 1, author=author))
+
+    def facts(self, kind: type[Fact], run: str = "") -> list[Any]:
+        return [
+            e.event for e in self.stream if isinstance(e.event, kind) and run in (getattr(e.event, "run_id", ""), "")
+        ]
+
+    def first(self, kind: type[Fact], run: str = "") -> Any:
+        return next(iter(self.facts(kind, run)), None)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    with tempfile.TemporaryDirectory(prefix="na-") as directory:
+        world = World(Path(directory))
+        await world.simulated.open()
+        try:
+            yield world
+        finally:
+            await world.simulated.close()
+            world.simulated.kill()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(world.simulated.pid, 0)  # noqa: ASYNC222  it was killed a moment ago
+
+
+def an_order(agent: Agent, name: str, *command: str, device: int = 0, **changes: Any) -> RunPlaced:
+    mode = changes.pop("mode", Mode.TIMESLICE)
+    memory_mib = changes.pop("memory_mib", 4096)
+    compute_milli = changes.pop("compute_milli", 250)
+    piece = Slice(device_uuid=agent.uuids[device], compute_milli=compute_milli, memory_mib=memory_mib, mode=mode)
+    return a_placement(f"acme/{name}", command=command, slices=(piece,), **changes)
+
+
+def a_workload(agent: Agent, name: str, *options: str, **changes: Any) -> RunPlaced:
+    return an_order(agent, name, *WORKLOAD, *options, **changes)
+
+
+async def test_a_run_is_started_within_its_slice_and_told_to_its_end(world: World) -> None:
+    """The chain that every job lives by, on real processes."""
+    async with Agent(world, "s1") as agent:
+        order = a_workload(agent, "a", "train", "--seconds", "0.05", "--memory-mib", "2000")
+        world.append(order)
+        await agent.until(lambda: world.first(RunReleased))
+        started, finished = world.first(RunStarted), world.first(RunFinished)
+        assert (finished.cause, finished.exit_code, finished.was_started) == (RunCause.SUCCESS, 0, True)
+        assert finished.peak_memory_mib == 2000
+        assert {(e.what, e.asked, e.observed, e.by) for e in started.enforced} == {
+            ("memory", 4096, 4096, "watchdog"),
+            ("compute", 250, 0, "best_effort"),
+            ("fault_domain", 1, 1, "own_context"),
+        }
+        await agent.until(lambda: True if not any((world.root / "runs").iterdir()) else None)
+        assert [type(e.event) for e in world.stream if type(e.event) is NodeRegistered] == [NodeRegistered]
+
+
+async def test_a_run_is_told_its_share_and_nothing_of_the_agents(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what would loosen its slice is dropped."""
+    monkeypatch.setenv("AGENT_SECRET", "hush")
+    async with Agent(world, "s1") as agent:
+        script = "import os; print(dict(os.environ))"
+        env = {"MINE": "1", "CUDA_VISIBLE_DEVICES": "0,1", "LD_PRELOAD": "/evil.so", "CUDA_MPS_PIPE_DIRECTORY": "/x"}
+        order = an_order(
+            agent, "a", sys.executable, "-c", f"{script}; import sys; sys.stdout.flush(); input()", env=env
+        )
+        world.append(order)
+        await agent.until(lambda: world.first(RunFinished))
+        # Its directory goes with the release, so what it printed is read before that is folded.
+        seen = eval(agent.processes.log_paths(order.run_id)["stdout"][-1].read_text())
+        assert seen["MINE"] == "1"
+        assert seen["CUDA_VISIBLE_DEVICES"] == agent.uuids[0]
+        assert (seen["APPORTION_MEMORY_MIB"], seen["APPORTION_COMPUTE_MILLI"]) == ("4096", "250")
+        assert (seen["APPORTION_REPLICA"], seen["APPORTION_ATTEMPT"], seen["APPORTION_RUN_ID"]) == (
+            "0",
+            "1",
+            order.run_id,
+        )
+        assert not {"AGENT_SECRET", "LD_PRELOAD", "CUDA_MPS_PIPE_DIRECTORY"} & set(seen)
+
+
+async def test_a_killed_process_is_told_as_killed(world: World) -> None:
+    """Somebody on the machine did it, and nobody in the pool."""
+    async with Agent(world, "s1") as agent:
+        world.append(a_workload(agent, "a", "train", "--seconds", "60"))
+        started = await agent.until(lambda: world.first(RunStarted))
+        os.kill(started.pid, signal.SIGKILL)
+        finished = await agent.until(lambda: world.first(RunFinished))
+        assert (finished.cause, finished.signal) == (RunCause.KILLED, 9)
+
+
+async def test_a_stop_is_obeyed_by_steps(world: World) -> None:
+    """A workload that ignores SIGTERM is ended all the same."""
+    async with Agent(world, "s1") as agent:
+        world.append(a_workload(agent, "a", "train", "--seconds", "60", "--ignore-sigterm"))
+        started = await agent.until(lambda: world.first(RunStarted))
+        # It ignores the signal once it is at work, and not while it starts.
+        await agent.until(lambda: True if agent.devices.processes(agent.uuids[0]) else None)
+        run = started.run_id
+        stop = RunStopOrdered(run_id=run, node_id=NODE, cause=StopCause.CANCELLED, grace_s=1, actor="user:ann")
+        world.append(stop)
+        finished = await agent.until(lambda: world.first(RunFinished))
+        assert (finished.cause, finished.signal) == (RunCause.CANCELLED, 9)
+        await agent.until(lambda: world.first(RunReleased))
+
+
+async def test_a_program_that_does_not_exist_is_a_failed_start(world: World) -> None:
+    """It is the job's own mistake, and costs a retry."""
+    async with Agent(world, "s1") as agent:
+        world.append(an_order(agent, "a", "no-such-program"))
+        await agent.until(lambda: world.first(RunReleased))
+        finished = world.first(RunFinished)
+        assert (finished.cause, finished.was_started) == (RunCause.START_FAILED, False)
+        assert "No such file" in finished.detail
+
+
+async def test_a_device_that_refuses_memory_is_told_as_out_of_memory(world: World) -> None:
+    """By the exit code that the workload client uses."""
+    async with Agent(world, "s1") as agent:
+        world.append(a_workload(agent, "a", "train", "--memory-mib", "99999999"))
+        finished = await agent.until(lambda: world.first(RunFinished))
+        assert (finished.cause, finished.exit_code) == (RunCause.OUT_OF_MEMORY, 77)
+
+
+async def test_runs_survive_their_agent_and_are_told_by_the_next(world: World) -> None:
+    """One lives on, one ends meanwhile; neither is started a second time."""
+    async with Agent(world, "s1") as agent:
+        long = a_workload(agent, "long", "train", "--seconds", "60")
+        short = a_workload(agent, "short", "train", "--seconds", "0.3", "--exit-code", "5", device=1)
+        world.append(long)
+        world.append(short)
+        await agent.until(lambda: True if len(world.facts(RunStarted)) == 2 else None)
+        pids = {fact.run_id: fact.pid for fact in world.facts(RunStarted)}
+    exit_file = world.root / "runs"
+    async with asyncio.timeout(PATIENCE_S):
+        while not list(exit_file.glob("*short*/exit")):
+            await asyncio.sleep(0.01)
+    async with Agent(world, "s2") as agent:
+        finished = await agent.until(lambda: world.first(RunFinished, short.run_id))
+        assert finished.exit_code == 5
+        await agent.until(lambda: world.first(RunReleased, short.run_id))
+        os.kill(pids[long.run_id], 0)
+        os.kill(pids[long.run_id], signal.SIGKILL)
+        finished = await agent.until(lambda: world.first(RunFinished, long.run_id))
+        assert finished.signal == 9
+        await agent.until(lambda: world.first(RunReleased, long.run_id))
+        assert len(world.facts(RunStarted)) == 2
+
+
+async def test_two_agents_of_one_node_are_refused(world: World) -> None:
+    """The second one would start everything again."""
+    async with Agent(world, "s1"):
+        with pytest.raises(RootInUse):
+            await Processes(world.root).__aenter__()
+
+
+async def test_a_simulated_node_that_dies_takes_its_devices_along(world: World) -> None:
+    """Its runs end as by a device fault, and the devices come back with it."""
+    async with Agent(world, "s1") as agent:
+
+        def tell(health: DeviceHealth) -> None:
+            for uuid in agent.uuids:
+                agent.observations.put_nowait(DeviceHealthSeen(device_uuid=uuid, health=health, code="driver"))
+
+        world.simulated.on_gone = lambda: tell(DeviceHealth.FAILED)
+        world.simulated.on_back = lambda: tell(DeviceHealth.HEALTHY)
+        world.append(a_workload(agent, "a", "serve", "--seconds", "60", "--ignore-sigterm", grace_s=0))
+        await agent.until(lambda: world.first(RunStarted))
+        world.simulated.kill()
+        await agent.until(lambda: world.first(RunReleased))
+        assert world.first(RunFinished).cause in {RunCause.DEVICE_FAULT, RunCause.USER_ERROR}
+        await agent.until(lambda: True if len(world.facts(DeviceHealthChanged)) == 4 else None)
+        world.append(a_workload(agent, "b", "train", "--seconds", "0.05"))
+        finished = await agent.until(lambda: world.first(RunFinished, RunId("acme/b/0/1")))
+        assert finished.cause is RunCause.SUCCESS
