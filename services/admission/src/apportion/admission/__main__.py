@@ -1,0 +1,113 @@
+"""Admission as a process: settings, bus, reactor, run."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Annotated, Final
+
+import structlog
+from msgspec import Meta
+
+from apportion.admission import core
+from apportion.admission.state import WISHES_PER_ROUND, WISHES_PER_ROUND_MAX
+from apportion.admission.validate import DEFAULT_SHARES
+from apportion.contracts.causes import WorkloadKind
+from apportion.contracts.ids import ADMISSION, PoolId
+from apportion.runtime import telemetry
+from apportion.runtime.clock import SystemClock
+from apportion.runtime.drain import run_service
+from apportion.runtime.health import HealthServer
+from apportion.runtime.reactor import Reactor, SnapshotFile
+from apportion.runtime.settings import Common, SettingsInvalid, from_command_line
+from apportion.runtime.stream import Bus
+
+SERVICE: Final = "admission"
+
+log = structlog.get_logger(__name__)
+
+_Share = Annotated[int, Meta(ge=1, le=1000)]
+_Mib = Annotated[int, Meta(ge=1, le=2_147_483_647)]
+
+
+class AdmissionSettings(Common, frozen=True, kw_only=True):
+    """What admission can be told. All of it but what every service knows goes into the lease's claim."""
+
+    wishes_per_round: Annotated[int, Meta(ge=1, le=WISHES_PER_ROUND_MAX)] = WISHES_PER_ROUND
+    """Wishes answered by one decision."""
+    default_compute_milli_training: _Share = DEFAULT_SHARES[WorkloadKind.TRAINING].compute_milli
+    """Share of a device for a job of this kind that asks for device memory alone."""
+    default_compute_milli_inference: _Share = DEFAULT_SHARES[WorkloadKind.INFERENCE].compute_milli
+    default_compute_milli_batch: _Share = DEFAULT_SHARES[WorkloadKind.BATCH].compute_milli
+    default_compute_milli_interactive: _Share = DEFAULT_SHARES[WorkloadKind.INTERACTIVE].compute_milli
+    default_compute_milli_hpc: _Share = DEFAULT_SHARES[WorkloadKind.HPC].compute_milli
+    default_memory_mib_training: _Mib = DEFAULT_SHARES[WorkloadKind.TRAINING].memory_mib
+    """Device memory for a job of this kind that asks for a share of a device alone."""
+    default_memory_mib_inference: _Mib = DEFAULT_SHARES[WorkloadKind.INFERENCE].memory_mib
+    default_memory_mib_batch: _Mib = DEFAULT_SHARES[WorkloadKind.BATCH].memory_mib
+    default_memory_mib_interactive: _Mib = DEFAULT_SHARES[WorkloadKind.INTERACTIVE].memory_mib
+    default_memory_mib_hpc: _Mib = DEFAULT_SHARES[WorkloadKind.HPC].memory_mib
+
+    def config(self) -> dict[str, int | str]:
+        """The settings that decisions depend on, as the claim states them."""
+        common = set(Common.__struct_fields__)
+        return {name: getattr(self, name) for name in sorted(self.__struct_fields__) if name not in common}
+
+
+async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
+    """Run admission until ``stop``; whatever ends it before is raised."""
+    pool = PoolId(settings.pool)
+    async with AsyncExitStack() as stack:
+        metrics = telemetry.start(SERVICE, settings)
+        stack.callback(metrics.shutdown)
+        bus = await Bus.connect(
+            settings.bus_url, pool=pool, name=SERVICE, on_error=lambda err: log.warning("bus_error", error=str(err))
+        )
+        stack.push_async_callback(bus.close)
+        await bus.provision()
+        reactor = Reactor(
+            core=core,
+            author=ADMISSION,
+            bus=bus,
+            config=settings.config(),
+            reads_wishes=True,
+            snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
+            clock=SystemClock(),
+            meter=metrics,
+        )
+        health = HealthServer(
+            SERVICE,
+            settings.data_dir,
+            port=settings.health_port,
+            is_ready=lambda: (reactor.ready.is_set(), _details(reactor.state)),
+            metrics=metrics.prometheus,
+        )
+        health.start()
+        stack.callback(health.stop)
+        await reactor.run(stop)
+
+
+def _details(state: core.State) -> dict[str, object]:
+    facts_seq, wishes_seq = core.position(state)
+    return {
+        "facts_seq": facts_seq,
+        "wishes_seq": wishes_seq,
+        "wishes_waiting": len(state.inbox),
+        "jobs": len(state.pool.jobs),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of an admission service that was started with these arguments."""
+    try:
+        settings = from_command_line(AdmissionSettings, SERVICE, sys.argv[1:] if argv is None else argv).settings
+    except SettingsInvalid as err:
+        print(err, file=sys.stderr)
+        return err.exit_code
+    os.umask(0o077)
+    return run_service(lambda stop: serve(settings, stop))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
