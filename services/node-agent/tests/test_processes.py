@@ -5,6 +5,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -274,6 +275,98 @@ async def test_runs_survive_the_agents_death_and_their_ends_arrive(root: Path) -
         assert end.signal == signal.SIGTERM
 
 
+async def test_an_ended_run_is_not_taken_for_running_because_its_shim_guards_another(root: Path) -> None:
+    """Pid, start time and boot id of its shim are all still right; its own last word counts."""
+    other = RunId("acme/train/0/2")
+    async with Processes(root, spawner_idle_s=0.5) as processes:
+        first = await processes.start(a_launch())
+        await processes.ended(RUN)
+        second = await processes.start(a_launch("/bin/sleep", "60", run=other))
+        assert first.shim_pid == second.shim_pid
+    async with Processes(root, spawner_idle_s=0.5) as processes:
+        found = await processes.adopt()
+        assert isinstance(found[RUN], Exited)
+        assert isinstance(found[other], Running)
+        assert set(processes.live()) == {other}
+        end = await processes.stop(other, grace_s=5)
+        assert isinstance(end, Exited)
+        assert end.signal == signal.SIGTERM
+        assert await asyncio.wait_for(processes.ends.get(), 10)
+        while is_alive(second.shim_pid):  # No agent asked for it, so it ends with its run.
+            await asyncio.sleep(0.01)
+
+
+async def test_without_an_agent_too_a_killed_shim_leaves_nothing(root: Path) -> None:
+    async with Processes(root, spawner_idle_s=0.5) as processes:
+        started = await processes.start(a_shell("sleep 60 & exec sleep 60"))
+    os.kill(started.shim_pid, signal.SIGKILL)
+    while is_alive(started.pid):
+        await asyncio.sleep(0.01)
+    async with Processes(root, spawner_idle_s=0.5) as processes:
+        assert await processes.adopt() == {RUN: Lost(reason=LossReason.SHIM_GONE)}
+
+
+BUSY_AGENT = textwrap.dedent("""
+    import asyncio, sys
+    from pathlib import Path
+    from apportion.contracts.ids import RunId
+    from apportion.node_agent.processes import Launch, Processes, StartFailed, StartRefused
+    from apportion.node_agent.run_records import Absent, NeverStarted, Prepared
+
+    async def main():
+        root = Path(sys.argv[1])
+        async with Processes(root, spawner_idle_s=0.5) as processes:
+            await processes.adopt()
+            print("ready", flush=True)
+
+            async def one(index):
+                run = RunId(f"acme/busy/{index}/1")
+                if not isinstance(processes.observe(run), Absent | NeverStarted | Prepared):
+                    return
+                argv = ("/bin/sh", "-c", f"echo {index} >> {root}/ran")
+                launch = Launch(run_id=run, epoch=1, argv=argv, env={"PATH": "/usr/bin:/bin"})
+                if index % 2:
+                    await processes.prepare(launch)
+                    await processes.release(run)
+                else:
+                    await processes.start(launch)
+                await processes.ended(run)
+
+            room = asyncio.Semaphore(6)
+
+            async def in_turn(index):
+                async with room:
+                    await one(index)
+
+            await asyncio.gather(*(in_turn(index) for index in range(int(sys.argv[2]))))
+
+    asyncio.run(main())
+""")
+
+
+async def test_no_run_starts_twice_and_no_end_is_lost_however_often_the_agent_is_killed(root: Path) -> None:
+    """Eight agents in a row, each killed in the middle of its starts; the ninth finishes the rest."""
+    count = 60
+    generator = random.Random(7)
+    for _ in range(8):
+        agent = subprocess.Popen([sys.executable, "-c", BUSY_AGENT, str(root), str(count)], stdout=subprocess.PIPE)
+        assert agent.stdout is not None
+        assert await asyncio.to_thread(agent.stdout.readline) == b"ready\n"
+        await asyncio.sleep(generator.uniform(0, 0.1))
+        agent.kill()
+        agent.communicate()
+    agent = subprocess.Popen([sys.executable, "-c", BUSY_AGENT, str(root), str(count)], stdout=subprocess.PIPE)
+    await asyncio.to_thread(agent.communicate)
+    assert agent.returncode == 0
+    async with Processes(root, spawner_idle_s=0.5) as processes:
+        found = await processes.adopt()
+        ends = {run: await processes.ended(run) for run in found}
+    assert len(ends) == count
+    assert all(isinstance(end, Exited) and end.exit_code == 0 for end in ends.values())
+    ran = [int(line) for line in (root / "ran").read_text().split()]
+    assert sorted(ran) == list(range(count))
+
+
 async def test_a_pid_that_passed_to_another_process_is_neither_adopted_nor_killed(root: Path) -> None:
     async with Processes(root, spawner_idle_s=0.5) as processes:
         await processes.start(a_launch("/bin/sleep", "60"))
@@ -306,6 +399,30 @@ async def test_a_spawner_that_died_is_replaced_and_its_runs_go_on(processes: Pro
         end = await processes.stop(run, grace_s=5)
         assert isinstance(end, Exited)
         assert end.signal == signal.SIGTERM
+
+
+async def test_a_shim_guards_one_run_after_the_other_and_no_order_reaches_the_wrong_one(processes: Processes) -> None:
+    """What was meant for an ended run must not hit the one that its shim guards now."""
+    first = await processes.start(a_launch())
+    await processes.ended(RUN)
+    second = RunId("acme/train/0/2")
+    started = await processes.start(a_launch("/bin/sleep", "60", run=second))
+    assert started.shim_pid == first.shim_pid
+    assert not processes.signal(RUN, signal.SIGKILL)
+    assert isinstance(await processes.stop(RUN, grace_s=0), Exited)
+    assert is_alive(started.pid)
+
+
+async def test_a_limit_on_open_files_holds_for_its_run_alone(processes: Processes) -> None:
+    script = "ulimit -n"
+    limited = Launch(run_id=RUN, epoch=1, argv=("/bin/sh", "-c", script), env={"PATH": os.defpath}, open_files_max=64)
+    await processes.start(limited)
+    await processes.ended(RUN)
+    other = RunId("acme/train/0/2")
+    await processes.start(a_shell(script, run=other))
+    await processes.ended(other)
+    assert output(processes) == "64\n"
+    assert output(processes, other) != "64\n"
 
 
 async def test_two_hundred_runs_are_all_accounted_for(processes: Processes) -> None:

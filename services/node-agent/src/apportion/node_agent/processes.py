@@ -61,7 +61,7 @@ _LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 _PACKET_BYTES: Final = 4096
 _ANSWER_S_MAX: Final = 5.0
 """After that long without a word, the files are asked."""
-_OPEN_GATE: Final = 0
+_IDLE_SHIM_S: Final = 10.0
 _SPAWNER_IDLE_S: Final = 60.0
 _SPAWNER_START_S_MAX: Final = 20.0
 _ASK_ATTEMPTS_MAX: Final = 3
@@ -135,12 +135,13 @@ class RunStillLives(Exception):
 
 
 class _Packet(msgspec.Struct, frozen=True):
-    """What a shim tells of its run: one of the three."""
+    """What a shim tells of its run: one of the four."""
 
     run: str
     """The name of the run's directory."""
     claimed: Claim | None = None
     started: Started | None = None
+    ended: ExitRecord | None = None
     refused: str | None = None
 
 
@@ -153,17 +154,35 @@ class _Spawner:
         self.pidfd = pidfd
 
 
-class _Watched:
-    """A live run: its shim, held by a descriptor that can't come to mean another process."""
+class _Shim:
+    """A live shim, held by a descriptor that can't come to mean another process."""
 
-    def __init__(self, intent: Intent, shim: Claim, pidfd: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, channel: socket.socket | None) -> None:
+        self.channel = channel
+        """None for a shim of an earlier agent: it guards its run to the end, and exits."""
+        self.pidfd = -1
+        self.run: RunId | None = None
+
+
+class _Watched:
+    """A live run and its shim."""
+
+    def __init__(self, intent: Intent, claim: Claim, shim: _Shim, loop: asyncio.AbstractEventLoop) -> None:
         self.intent = intent
+        self.claim = claim
         self.shim = shim
-        self.pidfd = pidfd
         self.started: asyncio.Future[StartedProcess] = loop.create_future()
         self.ended: asyncio.Future[Ended] = loop.create_future()
-        # Either may fail or end with nobody waiting for it; the queue of ends tells all.
+        # It may fail with nobody waiting for it; the queue of ends tells all.
         self.started.add_done_callback(_retrieve)
+
+
+class _Ask:
+    """A run that a shim was told to claim."""
+
+    def __init__(self, intent: Intent, loop: asyncio.AbstractEventLoop) -> None:
+        self.intent = intent
+        self.answer: asyncio.Future[_Watched | None] = loop.create_future()
 
 
 class Processes:
@@ -180,10 +199,11 @@ class Processes:
         self._boot_id = _boot_id()
         self._watched: dict[RunId, _Watched] = {}
         self._starting: dict[RunId, asyncio.Future[_Watched]] = {}
-        self._asked: dict[str, asyncio.Future[_Watched | None]] = {}
-        self._ordered: dict[RunId, Intent] = {}
+        self._asked: dict[RunId, _Ask] = {}
+        self._shims: set[_Shim] = set()
+        self._idle: list[_Shim] = []
+        self._trim: asyncio.TimerHandle | None = None
         self._spawner: _Spawner | None = None
-        self._connections: set[socket.socket] = set()
         self._spawner_lock = asyncio.Lock()
         self._lock_fd = -1
         self._runs_fd = -1
@@ -211,18 +231,15 @@ class Processes:
 
     async def __aexit__(self, *_: object) -> None:
         """Let go of everything; the runs go on. A later agent adopts them."""
-        loop = asyncio.get_running_loop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for watched in self._watched.values():
-            if watched.pidfd >= 0:
-                loop.remove_reader(watched.pidfd)
-                os.close(watched.pidfd)
+        if self._trim is not None:
+            self._trim.cancel()
+        for shim in list(self._shims):
+            self._let_go(shim)
         self._watched.clear()
         self._drop_spawner()
-        for connection in list(self._connections):
-            self._close_connection(connection)
         self._threads.shutdown(wait=True)
         os.close(self._runs_fd)
         os.close(self._lock_fd)
@@ -238,7 +255,7 @@ class Processes:
             if run is None:
                 continue
             observed = self.observe(run)
-            if isinstance(observed, Claimed | Running) and self._watch(run, observed) is None:
+            if isinstance(observed, Claimed | Running) and self._watch_earlier(run, observed) is None:
                 observed = self.observe(run)  # It ended between the two looks.
             if isinstance(observed, Lost):
                 await self._sweep(run)
@@ -274,15 +291,14 @@ class Processes:
         If the agent dies meanwhile, the shim withdraws by itself and the workload is never started.
         """
         watched = await self._order(launch, Gate.HELD)
-        return watched.shim
+        return watched.claim
 
     async def release(self, run: RunId) -> StartedProcess:
         """Open the gate of a prepared run; repeating it changes nothing."""
         watched = self._watched.get(run)
         if watched is None:
             raise StartFailed(run, self._end_of(run))
-        if not watched.started.done():
-            self.signal(run, _OPEN_GATE)
+        self._tell(watched, "go")
         return await self._wait_for_start(watched)
 
     async def withdraw(self, run: RunId) -> Ended:
@@ -295,10 +311,10 @@ class Processes:
         SIGTERM or SIGKILL before the workload's start withdraws the order; any other is then lost.
         """
         watched = self._watched.get(run)
-        if watched is None:
+        if watched is None or watched.shim.pidfd < 0:
             return False
         try:
-            signal.pidfd_send_signal(watched.pidfd, signal.SIGRTMIN + number)
+            signal.pidfd_send_signal(watched.shim.pidfd, signal.SIGRTMIN + number)
         except ProcessLookupError:
             return False
         return True
@@ -311,6 +327,7 @@ class Processes:
         watched = self._watched.get(run)
         if watched is None:
             return self._end_of(run)
+        self._tell(watched, "withdraw")
         if grace_s > 0:
             self.signal(run, signal.SIGTERM)
             self.signal(run, signal.SIGCONT)  # A suspended run gets its chance too.
@@ -323,7 +340,7 @@ class Processes:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(watched.ended), 0.5)
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(watched.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(watched.shim.pidfd, signal.SIGKILL)
         return await asyncio.shield(watched.ended)
 
     async def ended(self, run: RunId) -> Ended:
@@ -351,7 +368,7 @@ class Processes:
 
     def live(self) -> dict[RunId, Claim]:
         """The runs that are being watched, with their shims."""
-        return {run: watched.shim for run, watched in sorted(self._watched.items())}
+        return {run: watched.claim for run, watched in sorted(self._watched.items())}
 
     # Starting
 
@@ -397,7 +414,7 @@ class Processes:
                     shutil.rmtree(grave, ignore_errors=True)
             case Claimed() | Running():
                 self._check_epoch(launch, observed.intent.epoch)
-                watched = self._watch(run, observed)
+                watched = self._watch_earlier(run, observed)
                 if watched is None:
                     raise StartRefused(run, self.observe(run), "it has just ended")
                 return watched
@@ -421,14 +438,10 @@ class Processes:
         self._make_directory(intent)
         # Durable before anybody may act on it: after a power failure the directory alone says that it may have run.
         await self._sync_runs()
-        self._ordered[run] = intent
-        try:
-            for _ in range(_ASK_ATTEMPTS_MAX):
-                watched = await self._ask(intent)
-                if watched is not None:
-                    return watched
-        finally:
-            del self._ordered[run]
+        for _ in range(_ASK_ATTEMPTS_MAX):
+            watched = await self._ask(intent)
+            if watched is not None:
+                return watched
         raise SpawnerUnavailable(f"no shim came up for {run}")
 
     def _check_epoch(self, launch: Launch, epoch: int) -> None:
@@ -510,44 +523,68 @@ class Processes:
             await asyncio.wait([watched.started], timeout=_ANSWER_S_MAX)
             state = self.observe(watched.intent.run_id)
             if not watched.started.done() and isinstance(state, Running):
-                watched.started.set_result(_started_process(watched.intent.run_id, watched.shim, state.started))
+                watched.started.set_result(_started_process(watched.intent.run_id, watched.claim, state.started))
         return watched.started.result()
 
     async def _ask(self, intent: Intent) -> _Watched | None:
-        """Have a shim forked for the run; None if none came up, and then asking again is safe."""
+        """Have a shim claim and start the run; None if none did, and then asking again is safe."""
         run = intent.run_id
         loop = asyncio.get_running_loop()
-        name = directory_name(run)
-        answer: asyncio.Future[_Watched | None] = loop.create_future()
-        self._asked[name] = answer
-        deadline = loop.call_later(_ANSWER_S_MAX, _set_unless_done, answer)
+        ask = self._asked[run] = _Ask(intent, loop)
+        deadline = loop.call_later(_ANSWER_S_MAX, _set_unless_done, ask.answer)
         try:
-            await self._send_request(name.encode())
-            watched = await answer
+            while not self._hand_over(run, self._idle.pop() if self._idle else await self._fork_shim()):
+                pass  # That shim was gone.
+            watched = await ask.answer
         finally:
             deadline.cancel()
-            del self._asked[name]
+            del self._asked[run]
         if watched is not None:
             return watched
         observed = self.observe(run)
         if isinstance(observed, Claimed | Running):
-            return self._watch(run, observed)
+            return self._watch_earlier(run, observed)
         if isinstance(observed, Prepared):
             return None
         raise StartFailed(run, observed) if isinstance(observed, Ended) else StartRefused(run, observed, "gone")
 
-    def _ended_already(self, run: RunId, intent: Intent, claim: Claim) -> _Watched:
-        """A run whose shim was too quick for us to see it alive: its end is told all the same."""
-        watched = _Watched(intent, claim, -1, asyncio.get_running_loop())
-        self._watched[run] = watched
-        self._run_task(self._finish(run, watched))
-        return watched
+    def _hand_over(self, run: RunId, shim: _Shim) -> bool:
+        """Tell the shim to guard this run; False if it has died."""
+        assert shim.channel is not None
+        shim.run = run
+        try:
+            shim.channel.send(f"run {directory_name(run)}".encode())
+        except OSError:
+            self._let_go(shim)
+            return False
+        return True
 
-    async def _send_request(self, name: bytes) -> None:
+    def _tell(self, watched: _Watched, word: str) -> None:
+        """Say something about its gate to the shim; where it has none, or is gone, nothing is lost."""
+        if watched.shim.channel is not None and watched.intent.gate is Gate.HELD and not watched.started.done():
+            with contextlib.suppress(OSError):
+                watched.shim.channel.send(f"{word} {directory_name(watched.intent.run_id)}".encode())
+
+    async def _fork_shim(self) -> _Shim:
+        """A new shim at the other end of a channel; that it never came up is told by the channel's end."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        shim = _Shim(ours)
+        try:
+            with theirs:
+                await self._send_request(theirs)
+        except BaseException:
+            ours.close()
+            raise
+        self._shims.add(shim)
+        asyncio.get_running_loop().add_reader(ours, self._on_packets, shim)
+        return shim
+
+    async def _send_request(self, channel: socket.socket) -> None:
         for _ in range(_ASK_ATTEMPTS_MAX):
             spawner_ = await self._connect_spawner()
             try:
-                spawner_.connection.send(name)
+                socket.send_fds(spawner_.connection, [b"+"], [channel.fileno()])
             except BlockingIOError:
                 await _writable(spawner_.connection)
             except OSError:
@@ -581,11 +618,7 @@ class Processes:
         finally:
             os.close(root)
         connection.setblocking(False)
-        loop = asyncio.get_running_loop()
-        # Shims hold the other end too, so the connection alone would not tell that the spawner has died.
-        loop.add_reader(pidfd, self._drop_spawner)
-        loop.add_reader(connection, self._on_packets, connection)
-        self._connections.add(connection)
+        asyncio.get_running_loop().add_reader(pidfd, self._drop_spawner)
         return _Spawner(connection, pid, pidfd)
 
     async def _start_spawner(self) -> _Spawner | None:
@@ -615,78 +648,123 @@ class Processes:
         return self._try_connect()
 
     def _drop_spawner(self) -> None:
-        """Forget a spawner that has died; its shims go on, and go on telling through its connection."""
+        """Forget a spawner that has died; its shims go on."""
         if self._spawner is not None:
             asyncio.get_running_loop().remove_reader(self._spawner.pidfd)
             os.close(self._spawner.pidfd)
+            self._spawner.connection.close()
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._spawner.pid, os.WNOHANG)
             self._spawner = None
-        for answer in self._asked.values():
-            _set_unless_done(answer)  # Whether it was read before the end is for the files to say.
 
     @property
     def spawner_pid(self) -> int | None:
         """The process that forks the shims; None before the first start."""
         return None if self._spawner is None else self._spawner.pid
 
-    def _close_connection(self, connection: socket.socket) -> None:
-        asyncio.get_running_loop().remove_reader(connection)
-        connection.close()
-        self._connections.discard(connection)
+    # Watching
 
-    def _on_packets(self, connection: socket.socket) -> None:
-        """What shims tell: packets, so that one never runs into another."""
-        while True:
+    def _on_packets(self, shim: _Shim) -> None:
+        """What a shim tells, packet by packet, and that it is gone."""
+        while shim.channel is not None:
             try:
-                packet = connection.recv(_PACKET_BYTES)
+                packet = shim.channel.recv(_PACKET_BYTES)
             except BlockingIOError:
                 return
             except OSError:
                 packet = b""
             if not packet:
-                self._close_connection(connection)
+                self._on_shim_gone(shim)
                 return
-            self._on_packet(msgspec.json.decode(packet, type=_Packet))
+            self._on_packet(shim, msgspec.json.decode(packet, type=_Packet))
 
-    def _on_packet(self, packet: _Packet) -> None:
-        run = run_of_directory(packet.run)
-        answer = self._asked.get(packet.run)
-        if run is None:
+    def _on_packet(self, shim: _Shim, packet: _Packet) -> None:
+        run = shim.run
+        if run is None or packet.run != directory_name(run):
+            return
+        if packet.claimed is not None:
+            self._on_claimed(shim, run, packet.claimed)
             return
         watched = self._watched.get(run)
-        if packet.claimed is not None and watched is None and answer is not None and not answer.done():
-            intent = self._ordered[run]
-            watched = self._watch(run, Claimed(intent=intent, claim=packet.claimed))
-            answer.set_result(watched or self._ended_already(run, intent, packet.claimed))
-        elif packet.started is not None and watched is not None and not watched.started.done():
-            watched.started.set_result(_started_process(run, watched.shim, packet.started))
-        elif packet.refused is not None and answer is not None:
-            _set_unless_done(answer)
+        if packet.refused is not None and watched is not None and watched.shim is shim:
+            return  # It couldn't write down the end, and will exit: the files and the sweep then have the word.
+        if packet.started is not None:
+            if watched is not None and not watched.started.done():
+                watched.started.set_result(_started_process(run, watched.claim, packet.started))
+            return
+        shim.run = None
+        self._make_idle(shim)
+        if packet.ended is not None and watched is not None:
+            self._settle(run, watched, end_of_record(packet.ended, watched.intent))
+        elif packet.refused is not None and run in self._asked:
+            _set_unless_done(self._asked[run].answer)
 
-    # Watching
+    def _on_claimed(self, shim: _Shim, run: RunId, claim: Claim) -> None:
+        ask = self._asked.get(run)
+        if shim.pidfd < 0:
+            shim.pidfd = _open_process(claim)  # If it has just died, the channel's end is next.
+        if ask is None or ask.answer.done():
+            observed = self.observe(run)  # It took so long that the files were asked, or that nobody waits any more.
+            if run not in self._watched and isinstance(observed, Claimed | Running):
+                self._watched[run] = _Watched(observed.intent, claim, shim, asyncio.get_running_loop())
+            return
+        watched = self._watched[run] = _Watched(ask.intent, claim, shim, asyncio.get_running_loop())
+        ask.answer.set_result(watched)
 
-    def _watch(self, run: RunId, state: Claimed | Running) -> _Watched | None:
-        """Hold the run's shim by descriptor and notice its end; None if that process is gone already."""
-        try:
-            pidfd = os.pidfd_open(state.claim.pid)
-        except ProcessLookupError:
-            return None
-        # Looked up again with the descriptor in hand: only now can the pid not pass to another process unseen.
-        seen = _see_process(state.claim.pid)
-        if seen is None or seen.start_ticks != state.claim.start_ticks:
-            os.close(pidfd)
-            return None
+    def _make_idle(self, shim: _Shim) -> None:
+        """Keep a shim for the next run, for a while."""
+        self._idle.append(shim)
+        if self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(_IDLE_SHIM_S, self._trim_idle)
+
+    def _trim_idle(self) -> None:
+        """Let half of the idle shims go, so that a burst's are gone soon and a steady trickle keeps its own."""
+        self._trim = None
+        for shim in self._idle[: -(-len(self._idle) // 2)]:
+            self._let_go(shim)
+        if self._idle:
+            self._trim = asyncio.get_running_loop().call_later(_IDLE_SHIM_S, self._trim_idle)
+
+    def _let_go(self, shim: _Shim) -> None:
+        """Stop listening to a shim; without a run it exits, with one it guards it to the end."""
         loop = asyncio.get_running_loop()
-        watched = _Watched(state.intent, state.claim, pidfd, loop)
-        self._watched[run] = watched
-        loop.add_reader(pidfd, self._on_shim_ended, run, watched)
+        if shim.channel is not None:
+            loop.remove_reader(shim.channel)
+            shim.channel.close()
+            shim.channel = None
+        if shim.pidfd >= 0:
+            loop.remove_reader(shim.pidfd)
+            os.close(shim.pidfd)
+            shim.pidfd = -1
+        self._shims.discard(shim)
+        if shim in self._idle:
+            self._idle.remove(shim)
+
+    def _watch_earlier(self, run: RunId, state: Claimed | Running) -> _Watched | None:
+        """Hold the shim of an earlier agent and notice its end; None if that process is gone already."""
+        pidfd = _open_process(state.claim)
+        if pidfd < 0:
+            return None
+        shim = _Shim(None)
+        shim.pidfd, shim.run = pidfd, run
+        self._shims.add(shim)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, self._on_shim_gone, shim)
+        watched = self._watched[run] = _Watched(state.intent, state.claim, shim, loop)
         if isinstance(state, Running):
             watched.started.set_result(_started_process(run, state.claim, state.started))
         return watched
 
-    def _on_shim_ended(self, run: RunId, watched: _Watched) -> None:
-        asyncio.get_running_loop().remove_reader(watched.pidfd)
+    def _on_shim_gone(self, shim: _Shim) -> None:
+        run = shim.run
+        self._let_go(shim)
+        if run is None:
+            return
+        if run in self._asked:
+            _set_unless_done(self._asked[run].answer)  # How far it came is for the files to say.
+        watched = self._watched.get(run)
+        if watched is None or watched.shim is not shim:
+            return
         record = _read_record(f"{self._directory(run)}/exit", ExitRecord)
         if isinstance(record, ExitRecord):
             self._settle(run, watched, end_of_record(record, watched.intent))
@@ -700,8 +778,6 @@ class Processes:
         self._settle(run, watched, end)
 
     def _settle(self, run: RunId, watched: _Watched, end: Ended) -> None:
-        if watched.pidfd >= 0:
-            os.close(watched.pidfd)
         del self._watched[run]
         if not watched.started.done():
             self._settle_start(run, watched, end)
@@ -712,7 +788,7 @@ class Processes:
         """Whoever waits for the start hears of it, or why there will be none."""
         started = _read_record(f"{self._directory(run)}/started", Started)
         if isinstance(started, Started):
-            watched.started.set_result(_started_process(run, watched.shim, started))
+            watched.started.set_result(_started_process(run, watched.claim, started))
         else:
             watched.started.set_exception(StartFailed(run, end))
 
@@ -838,6 +914,20 @@ def _read_file(path: str) -> bytes:
         return data
     finally:
         os.close(fd)
+
+
+def _open_process(claim: Claim) -> int:
+    """A descriptor of the process that made the claim; -1 where it is gone."""
+    try:
+        pidfd = os.pidfd_open(claim.pid)
+    except ProcessLookupError:
+        return -1
+    # Looked up with the descriptor in hand: only now can the pid not pass to another process unseen.
+    seen = _see_process(claim.pid)
+    if seen is None or seen.start_ticks != claim.start_ticks:
+        os.close(pidfd)
+        return -1
+    return pidfd
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:

@@ -1,14 +1,15 @@
-"""The spawner: one small process per node that outlives the agent, and the shim that it forks for each run.
+"""The spawner: one small process per node that outlives the agent, and the shims that it forks to guard runs.
 
 Run as a plain file (``python -I -S spawner.py DIRECTORY READY_FD IDLE_S``) and built from the standard library alone:
-what it imports, every shim of the node carries. It decides nothing. A request names a run directory; the shim forked
-for it claims the directory, starts the workload, keeps its output within bounds, and writes down how it ended. Which
-runs to start, stop or believe is the agent's business (processes.py).
+what it imports, every shim of the node carries. It decides nothing: the agent hands it a channel, and it forks a shim
+at the other end. Told the name of a run directory, a shim claims it, starts the workload, keeps its output within
+bounds, and writes down how it ended. It guards one run at a time and may be given another once the agent has heard the
+end of the last: a fork of Python costs as much as the rest of a short run. Which runs to start, stop or believe is the
+agent's business (processes.py).
 
-Requests and answers are packets on one connection. A shim inherits its end and tells the agent what it did; if the
-agent hangs up while a shim waits at its gate, the order is withdrawn. From then on files and signals are enough, so
-that an agent that was restarted needs no connection to a shim: SIGRTMIN+n means signal n to the run, and SIGRTMIN
-itself opens the gate.
+A channel carries packets: ``run NAME``, ``go NAME`` and ``withdraw NAME`` to the shim, JSON to the agent. It ends with
+the agent; then a shim at its gate withdraws, one without a run exits, and one that guards a run does so to its end.
+For that time files and signals are enough: SIGRTMIN+n to the shim means signal n to the run.
 
 If a shim is killed, what it guarded becomes the spawner's child, and is killed by it; if both are, the agent finds it
 by its session and its environment. PR_SET_PDEATHSIG would need a fork of Python for each workload in place of vfork,
@@ -93,6 +94,11 @@ class _BoundedLog:
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
+    def close(self) -> None:
+        """Nothing more will come."""
+        if self._fd >= 0:
+            os.close(self._fd)
+
     def write(self, data: bytes) -> None:
         """Append, as far as the disk lets us: a full disk must not end a run that only wanted to talk."""
         if self._fd < 0:
@@ -109,52 +115,87 @@ class _BoundedLog:
 
 
 class _Shim:
-    """The guardian of one run; it lives until no process of the run is left."""
+    """The guardian of one run at a time; while it guards one, it lives until no process of the run is left."""
 
-    def __init__(self, directory: str, name: str, agent: socket.socket, boot_id: str) -> None:
-        self._directory = directory
-        self._name = name
-        self._agent = agent
+    def __init__(self, runs: str, channel: socket.socket, boot_id: str) -> None:
+        self._runs = runs
+        self._channel = channel
         self._boot_id = boot_id
+        self._identity: dict[str, object] = {}
+        self._name = ""
+        self._can_tell = True
         self._child = 0
-        self._is_released = False
         self._is_withdrawn = False
         self._is_starting = False
         self._early: list[int] = []
 
-    def run(self) -> None:
-        """Claim, start, watch, report; or leave the run to the shim that was faster."""
+    def serve(self) -> None:
+        """Guard one run after the other, until the agent hangs up."""
         os.setsid()
-        # Whatever of the run is orphaned becomes our child, so "no children left" means "nothing of it left".
+        # Whatever of a run is orphaned becomes our child, so "no children left" means "nothing of it left".
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         _prctl(_PR_SET_NAME, ctypes.addressof(_name))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        os.chdir(self._directory)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        pid = os.getpid()
+        self._identity = {"pid": pid, "start_ticks": _start_ticks(pid), "boot_id": self._boot_id}
+        while self._can_tell:
+            word, _, name = self._read_packet().partition(" ")
+            if not word:
+                return
+            if word == "run":
+                self._name = name
+                try:
+                    self._guard()
+                except BaseException as err:
+                    self.tell({"refused": repr(err)})
+                    raise
+                os.chdir("/")
+
+    def _guard(self) -> None:
+        """Claim, start, watch, report; or leave the run to the shim that was faster."""
+        # An order for an earlier run may still have come, but none comes after its end was heard.
+        self._is_withdrawn = False
+        cpu_s = time.process_time()
+        os.chdir(f"{self._runs}/{self._name}")
         with open("intent.json", "rb", buffering=0) as file:
             intent = json.loads(file.read())
-        pid = os.getpid()
-        claim = {"pid": pid, "start_ticks": _start_ticks(pid), "boot_id": self._boot_id, "token": intent["token"]}
+        claim = {**self._identity, "token": intent["token"]}
         if not self._claim(json.dumps(claim).encode()):
             self.tell({"refused": "claimed"})
             return
         self.tell({"claimed": claim})
-        if intent["gate"] == "held":
-            self._wait_at_gate()
-        if self._is_withdrawn:
-            self._write_exit({"outcome": "abandoned", "finished_at_ns": time.time_ns()})
-            return
-        self._run_workload(intent)
+        if intent["gate"] == "held" and not self._is_withdrawn and not self._wait_at_gate():
+            self._is_withdrawn = True
+        end = self._run_workload(intent)
+        end["shim_cpu_us"] = round((time.process_time() - cpu_s) * 1e6)
+        self._write_exit(end)
+        self.tell({"ended": end})
+
+    def _read_packet(self) -> str:
+        """What the agent says; nothing once it has hung up."""
+        try:
+            return self._channel.recv(_REQUEST_BYTES).decode()
+        except OSError:
+            return ""
+
+    def _wait_at_gate(self) -> bool:
+        """True once the gate was opened; False if the order was withdrawn, or the agent has hung up."""
+        while packet := self._read_packet():
+            if packet == f"go {self._name}":
+                return True
+            if packet == f"withdraw {self._name}":
+                return False
+        return False
 
     def on_order(self, number: int) -> None:
-        """A signal for the run, or the opening of its gate.
+        """A signal for the run.
 
         Only its parent can signal a process without any risk of hitting another that got the same pid. An order to
         end that comes before the start withdraws it.
         """
-        if number == 0:
-            self._is_released = True
-        elif self._child:
+        if self._child:
             self._signal_run(number)
         elif self._is_starting:
             self._early.append(number)
@@ -168,23 +209,6 @@ class _Shim:
                 os.kill(self._child, number)
         except (ProcessLookupError, PermissionError):
             pass
-
-    def _wait_at_gate(self) -> None:
-        """Wait until the gate opens, the order is withdrawn, or the agent has hung up."""
-        woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(woken, select.POLLIN)
-        poll.register(self._agent, select.POLLRDHUP)
-        while not self._is_released and not self._is_withdrawn:
-            for fd, _ in poll.poll():
-                if fd == woken:
-                    os.read(woken, _REQUEST_BYTES)
-                else:
-                    self._is_withdrawn = not self._is_released
-        signal.set_wakeup_fd(-1)
-        os.close(woken)
-        os.close(wake)
 
     def _claim(self, data: bytes) -> bool:
         """True for the one shim that may start this run.
@@ -203,20 +227,18 @@ class _Shim:
         return True
 
     def tell(self, message: dict[str, object]) -> None:
-        """Say it to the agent; one that is gone or doesn't listen can read the files instead."""
+        """Say it to the agent; one that is gone or doesn't listen reads the files instead, and sees us exit."""
         data = json.dumps({"run": self._name, **message}).encode()
         try:
-            self._agent.send(data, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            poll = select.poll()
-            poll.register(self._agent, select.POLLOUT)
-            if poll.poll(_TELL_MS_MAX):
-                try:
-                    self._agent.send(data, socket.MSG_DONTWAIT)
-                except OSError:
-                    pass
+            try:
+                self._channel.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                poll = select.poll()
+                poll.register(self._channel, select.POLLOUT)
+                poll.poll(_TELL_MS_MAX)
+                self._channel.send(data, socket.MSG_DONTWAIT)
         except OSError:
-            pass
+            self._can_tell = False
 
     def _write_exit(self, record: dict[str, object]) -> None:
         """Last, and complete or not at all: synced before it gets its name."""
@@ -226,47 +248,62 @@ class _Shim:
         os.close(fd)
         os.rename("exit.tmp", "exit")
 
-    def _run_workload(self, intent: dict[str, Any]) -> None:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    def _run_workload(self, intent: dict[str, Any]) -> dict[str, object]:
+        """Start the workload and watch it to its end; the record of that end."""
         if intent["open_files_max"] is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (intent["open_files_max"], intent["open_files_max"]))
+            self._can_tell = False  # A limit isn't raised again, so this shim guards no other run.
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         limit = intent["log_bytes_max"] // 4
         logs = {out_read: _BoundedLog("stdout", limit), err_read: _BoundedLog("stderr", limit)}
-        self._is_starting = True
-        if self._is_withdrawn:
-            self._write_exit({"outcome": "abandoned", "finished_at_ns": time.time_ns()})
-            return
         try:
-            process = subprocess.Popen(
+            try:
+                process = self._start(intent, out_write, err_write)
+            finally:
+                os.close(out_write)
+                os.close(err_write)
+            return self._watch(process, logs) if isinstance(process, subprocess.Popen) else process
+        finally:
+            self._is_starting = False
+            for fd, log in logs.items():
+                os.close(fd)
+                log.close()
+
+    def _start(self, intent: dict[str, Any], out: int, err: int) -> subprocess.Popen[bytes] | dict[str, object]:
+        """The workload's first process, or the end of a run that has none."""
+        self._early.clear()
+        self._is_starting = True  # From here on, an order waits for the workload instead of preventing it.
+        if self._is_withdrawn:
+            return {"outcome": "abandoned", "finished_at_ns": time.time_ns()}
+        try:
+            return subprocess.Popen(
                 intent["argv"],
                 env=intent["env"],
                 cwd="work",
-                stdout=out_write,
-                stderr=err_write,
+                stdout=out,
+                stderr=err,
                 process_group=0,
                 close_fds=False,  # All of ours close on exec by themselves.
             )
-        except (OSError, ValueError) as err:
-            number = err.errno if isinstance(err, OSError) else errno.EINVAL
-            self._write_exit({"outcome": "exec_failed", "errno": number, "finished_at_ns": time.time_ns()})
-            return
-        child = process.pid
-        os.close(out_write)
-        os.close(err_write)
+        except (OSError, ValueError) as error:
+            number = error.errno if isinstance(error, OSError) else errno.EINVAL
+            return {"outcome": "exec_failed", "errno": number, "finished_at_ns": time.time_ns()}
+
+    def _watch(self, process: subprocess.Popen[bytes], logs: dict[int, _BoundedLog]) -> dict[str, object]:
         started_at_ns = time.time_ns()
+        child = process.pid
         started = {"pid": child, "start_ticks": _start_ticks(child), "started_at_ns": started_at_ns}
         # Half of it may be read for a moment, and then counts as nothing: the shim is there to be asked again.
         _write_file("started", json.dumps(started).encode())
         self._child = child
+        self._is_starting = False
         for number in self._early:
             self._signal_run(number)
         self.tell({"started": started})
-        self._agent.close()
-
         child_fd = os.pidfd_open(child)
         _copy_until_exit(child_fd, logs)
+        os.close(child_fd)
         finished_at_ns = time.time_ns()
         # The run is its first process: what that left behind is ended with it. The group's number is ours while
         # the leader is not reaped, so this can't hit anybody else.
@@ -277,18 +314,15 @@ class _Shim:
         _reap_the_rest(logs)
         _copy_what_is_there(logs)
         signalled = os.WIFSIGNALED(status)
-        self._write_exit(
-            {
-                "outcome": "exited",
-                "exit_code": None if signalled else os.WEXITSTATUS(status),
-                "signal": os.WTERMSIG(status) if signalled else None,
-                "started_at_ns": started_at_ns,
-                "finished_at_ns": finished_at_ns,
-                "max_rss_kib": usage.ru_maxrss,
-                "cpu_us": round((usage.ru_utime + usage.ru_stime) * 1e6),
-                "shim_cpu_us": round(time.process_time() * 1e6),
-            },
-        )
+        return {
+            "outcome": "exited",
+            "exit_code": None if signalled else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if signalled else None,
+            "started_at_ns": started_at_ns,
+            "finished_at_ns": finished_at_ns,
+            "max_rss_kib": usage.ru_maxrss,
+            "cpu_us": round((usage.ru_utime + usage.ru_stime) * 1e6),
+        }
 
 
 def _write_file(path: str, data: bytes) -> None:
@@ -409,12 +443,12 @@ class _Spawner:
                     self._agents[agent.fileno()] = agent
                     poll.register(agent, select.POLLIN)
                     continue
-                name = self._read_request(fd)
-                if name is None:
+                channel = self._read_request(fd)
+                if channel is None:
                     poll.unregister(fd)
                     self._agents.pop(fd).close()
                 else:
-                    self._fork(name, self._agents[fd], (listener.fileno(), lock, woken, wake))
+                    self._fork(channel, (listener.fileno(), lock, woken, wake))
 
     @staticmethod
     def _ignore(_number: int, _frame: object) -> None:
@@ -441,36 +475,37 @@ class _Spawner:
         if self._shim is not None:
             self._shim.on_order(number - signal.SIGRTMIN)
 
-    def _read_request(self, fd: int) -> str | None:
-        """The name of a run directory; None once the agent has hung up."""
+    def _read_request(self, fd: int) -> int | None:
+        """The channel of a shim to be; None once the agent has hung up."""
         try:
-            return self._agents[fd].recv(_REQUEST_BYTES).decode() or None
+            _, channels, _, _ = socket.recv_fds(self._agents[fd], 1, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError:
             return None
+        return channels[0] if channels else None
 
-    def _fork(self, name: str, agent: socket.socket, ours: tuple[int, ...]) -> None:
-        shim = _Shim(f"{self._directory}/runs/{name}", name, agent, self._boot_id)
+    def _fork(self, channel_fd: int, ours: tuple[int, ...]) -> None:
+        channel = socket.socket(fileno=channel_fd)
         try:
             pid = os.fork()
         except OSError as err:
-            shim.tell({"refused": f"fork: {err.errno}"})
+            sys.stderr.write(f"fork: {err}\n")  # The channel's end tells the agent.
+            channel.close()
             return
         if pid != 0:
             self._shims.add(pid)
+            channel.close()
             return
-        self._shim = shim
         status = 1
         try:
             for fd in ours:
                 os.close(fd)  # A shim must not hold the lock of a spawner that has died.
-            for other in self._agents.values():
-                if other is not agent:
-                    other.close()
-            shim.run()
+            for agent in self._agents.values():
+                agent.close()
+            self._shim = _Shim(f"{self._directory}/runs", channel, self._boot_id)
+            self._shim.serve()
             status = 0
         except BaseException as err:  # noqa: BLE001  a forked child must end here, whatever happened
-            sys.stderr.write(f"{name}: {err!r}\n")
-            shim.tell({"refused": repr(err)})
+            sys.stderr.write(f"shim {os.getpid()}: {err!r}\n")
         finally:
             os._exit(status)
 
