@@ -1,0 +1,329 @@
+"""Headroom: place where what the known workload could still fit loses least, and pay for what others will need.
+
+A placement costs the drop in its node's value (see `streams`), plus two bids: for multi-device slots that it destroys,
+and for devices of scarce models, each at the probability that the demand still to come exceeds what is left of them.
+Only the tightest nodes that fit are judged, so an equal cost goes to the least left over.
+"""
+
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+from apportion.placer.packing.demand import WHOLE_DEVICE_MILLI, Mix, Shape
+from apportion.placer.packing.fleet import ClassKey, Fleet, Follower, NodeClass, key_after
+from apportion.placer.packing.policy import Choice
+from apportion.placer.packing.streams import StreamValues
+from apportion.placer.packing.tails import MILLE, normal_exceeds, poisson_tail
+
+# How many classes are judged per decision, the tightest first, those of the cheapest models before the others.
+CANDIDATES = 16
+
+# Demand to come, in fleets of what is free now: pools are asked for more than they have.
+_HORIZON_MILLE = 1300
+# Of a model's free devices, the share that a perfect packing would still leave useful.
+_USEFUL_MILLE = 900
+# Model prices that differ by less than this (in thousandths) are one level when candidates are gathered.
+_LEVEL_MILLE = 25
+
+# A slot's bid is this share of its devices' worth: the node isn't idle while nobody asks for the slot.
+_SLOT_BID_PERCENT = 50
+# The number of tasks to come is rounded down to this, so that prices hold for a while.
+_TASKS_STEP = 128
+
+_INDEXES_MAX = 512
+_SLOT_COUNTS_MAX = 1 << 16
+_NEVER = 1 << 62
+
+
+class _Slot(NamedTuple):
+    """A demand for several devices, and how often demands that need such a slot are asked, per task of the mix."""
+
+    shape: Shape
+    allowed: int
+    rivals: int
+
+
+class _Bound(NamedTuple):
+    """Demand that only some models can take: milli and squared milli per arrival, times the mix's total."""
+
+    models: tuple[int, ...]
+    milli: int
+    squared: int
+
+
+class _Record:
+    """What is known of one class for one shape; losses and destroyed slots depend on its state alone."""
+
+    __slots__ = ("cls", "loss", "room", "slots")
+
+    def __init__(self, cls: NodeClass) -> None:
+        self.cls = cls
+        self.loss = -_NEVER
+        self.room = 0
+        self.slots: tuple[tuple[int, int], ...] = ()
+
+
+class _ShapeIndex:
+    __slots__ = ("follower", "order", "records", "total_milli")
+
+    def __init__(self, fleet: Fleet, shape: Shape) -> None:
+        self.follower = Follower(fleet, shape)
+        self.order: list[ClassKey] = []
+        self.records: dict[ClassKey, _Record] = {}
+        self.total_milli = shape.total_milli
+
+
+class Headroom:
+    """The pool's own policy; with `learn`, the mix is what has arrived so far."""
+
+    def __init__(self, fleet: Fleet, mix: Mix, *, learn: bool = False) -> None:
+        self._fleet = fleet
+        self._mix = mix
+        self._learn = learn
+        self._indexes: dict[Shape, _ShapeIndex] = {}
+        self._values: list[StreamValues] = []
+        self._slots: list[_Slot] = []
+        self._slots_left: list[int] = []
+        self._slot_counts: dict[ClassKey, list[int]] = {}
+        self._bound: list[_Bound] = []
+        self._tasks_per_milli = (0, 1)
+        self._tails: tuple[int, list[list[int]]] = (-1, [])
+        self._model_prices: tuple[tuple[int, ...], list[int]] = ((), [0] * len(fleet.models))
+        self._refresh_at = 1
+        fleet.watch(self._moved)
+        if not learn:
+            self._refresh()
+
+    def choose(self, shape: Shape) -> Choice | None:
+        """The class whose loss and bids are least among the tightest that fit."""
+        index = self._indexes.get(shape)
+        if index is None:
+            if len(self._indexes) >= _INDEXES_MAX:
+                del self._indexes[next(iter(self._indexes))]
+            index = self._indexes[shape] = _ShapeIndex(self._fleet, shape)
+        records = index.records
+        order = index.order
+        for cls in index.follower.news():
+            record = records.get(cls.key)
+            if record is None:
+                records[cls.key] = _Record(cls)
+                insort(order, cls.key)
+            else:
+                record.cls = cls
+        # A task without devices has no business with what devices are worth.
+        prices = self._prices_of_models() if self._bound and shape.devices else None
+        if self._slots:
+            self._update_tails()
+        best: _Record | None = None
+        best_cost = _NEVER
+        judged = 0
+        dead: list[ClassKey] = []
+        for key in order if prices is None else self._by_price(order, prices):
+            record = records[key]
+            if not record.cls.nodes:
+                dead.append(key)
+                continue
+            if record.loss == -_NEVER:
+                self._judge(record, shape)
+            cost = record.loss
+            if prices is not None:
+                cost += prices[key[3]] * index.total_milli // MILLE
+            if record.slots:
+                cost += self._bid_for_slots(record.slots)
+            if cost < best_cost:
+                best_cost = cost
+                best = record
+            judged += 1
+            if judged == CANDIDATES:
+                break
+        for key in dead:
+            del records[key]
+            del order[bisect_left(order, key)]
+        return None if best is None else Choice(best.cls, best.room)
+
+    def arrived(self, shape: Shape) -> None:
+        """Count the arrival where the mix is learned; streams and rates are renewed as their number doubles."""
+        if self._learn:
+            if self._mix.total >= self._refresh_at:
+                self._refresh()
+                self._refresh_at = 2 * self._mix.total
+            self._mix.add(shape)
+
+    def forget(self) -> None:
+        """Drop indexes, values and prices."""
+        self._indexes.clear()
+        self._tails = (-1, [])
+        self._slot_counts.clear()
+        self._model_prices = ((), self._model_prices[1])
+        for values in self._values:
+            values.forget()
+
+    def _refresh(self) -> None:
+        fleet = self._fleet
+        # Sorted by shape, so that what arrived first makes no difference.
+        counts = sorted((shape, count) for shape, count in self._mix.counts.items() if shape.devices)
+        allowed = [fleet.allowed(shape) for shape, _ in counts]
+        by_counts: dict[tuple[int, ...], StreamValues] = {}
+        self._values = []
+        for model in range(len(fleet.models)):
+            accepted = tuple(at for at, mask in enumerate(allowed) if mask >> model & 1)
+            if accepted not in by_counts:
+                by_counts[accepted] = StreamValues([counts[at] for at in accepted], len(by_counts) + 1)
+            self._values.append(by_counts[accepted])
+        self._tasks_per_milli = (self._mix.total, sum(shape.total_milli * count for shape, count in counts))
+        self._set_slots([(shape, mask, count) for (shape, count), mask in zip(counts, allowed, strict=True)])
+        everything = (1 << len(fleet.models)) - 1
+        bound: dict[int, tuple[int, int]] = {}
+        for (shape, count), mask in zip(counts, allowed, strict=True):
+            if mask not in {0, everything}:
+                milli, squared = bound.get(mask, (0, 0))
+                total = shape.total_milli
+                bound[mask] = (milli + count * total, squared + count * total * total)
+        self._bound = [
+            _Bound(tuple(model for model in range(len(fleet.models)) if mask >> model & 1), *sums)
+            for mask, sums in sorted(bound.items())
+        ]
+        self._indexes.clear()
+        self._tails = (-1, [])
+        self._model_prices = ((), [0] * len(fleet.models))
+
+    # Slots: room for several devices at once -----------------------------------------------------------------------
+
+    def _set_slots(self, demands: list[tuple[Shape, int, int]]) -> None:
+        several = [demand for demand in demands if demand[0].devices > 1]
+        self._slots = []
+        for shape, mask, _ in several:
+            # A demand for more devices takes as many slots of this kind as it has room for.
+            rivals = sum(
+                count * (other.devices // shape.devices)
+                for other, other_mask, count in several
+                if other_mask & mask and other.devices >= shape.devices and other.cpu_milli >= shape.cpu_milli
+            )
+            self._slots.append(_Slot(shape, mask, rivals))
+        self._slots_left = [0] * len(self._slots)
+        self._slot_counts.clear()
+        for live in self._fleet.live:
+            for cls in live.values():
+                for at, slots in enumerate(self._slots_of(cls.key)):
+                    self._slots_left[at] += slots * len(cls.nodes)
+
+    def _slots_of(self, key: ClassKey) -> list[int]:
+        """How many of each slot a node of that class has; empty where it could have none."""
+        free, cpu, memory, model, rooms = key
+        if free < 2 * WHOLE_DEVICE_MILLI or rooms[1] < WHOLE_DEVICE_MILLI:
+            return []
+        known = self._slot_counts.get(key)
+        if known is not None:
+            return known
+        whole = rooms.count(WHOLE_DEVICE_MILLI)
+        found: list[int] = []
+        for shape, allowed, _ in self._slots:
+            slots = 0
+            if allowed >> model & 1 and whole >= shape.devices:
+                slots = whole // shape.devices
+                if shape.cpu_milli:
+                    slots = min(slots, cpu // shape.cpu_milli)
+                if shape.memory_mib:
+                    slots = min(slots, memory // shape.memory_mib)
+            found.append(slots)
+        if len(self._slot_counts) >= _SLOT_COUNTS_MAX:
+            self._slot_counts.clear()
+        self._slot_counts[key] = found
+        return found
+
+    def _moved(self, before: NodeClass, after: NodeClass) -> None:
+        if self._slots and (before.whole > 1 or after.whole > 1):
+            for at, slots in enumerate(self._slots_of(before.key)):
+                self._slots_left[at] -= slots
+            for at, slots in enumerate(self._slots_of(after.key)):
+                self._slots_left[at] += slots
+
+    def _bid_for_slots(self, destroyed: tuple[tuple[int, int], ...]) -> int:
+        """The dearest of the slots that go, in milli: its devices at the odds that somebody will miss it."""
+        tails = self._tails[1]
+        dearest = 0
+        for at, slots in destroyed:
+            tail = tails[at]
+            left = self._slots_left[at]
+            if left < len(tail):
+                # A thousandth of a device at odds of a thousandth: the product is in milli as it stands.
+                bid = slots * self._slots[at].shape.devices * tail[left]
+                dearest = max(dearest, bid)
+        return dearest * _SLOT_BID_PERCENT // 100
+
+    def _update_tails(self) -> None:
+        tasks = self._tasks_to_come()
+        if self._tails[0] != tasks:
+            by_rivals = {
+                slot.rivals: poisson_tail(tasks * slot.rivals * MILLE // self._mix_total) for slot in self._slots
+            }
+            self._tails = (tasks, [by_rivals[slot.rivals] for slot in self._slots])
+
+    # Models: devices that some demands can't do without -------------------------------------------------------------
+
+    @property
+    def _mix_total(self) -> int:
+        return self._tasks_per_milli[0]
+
+    def _tasks_to_come(self) -> int:
+        """How many tasks of the mix fill what is free, over the horizon; in steps, so that prices can be remembered."""
+        tasks, milli = self._tasks_per_milli
+        if not milli:
+            return 0
+        return (self._fleet.free_milli * tasks * _HORIZON_MILLE // (milli * MILLE)) // _TASKS_STEP * _TASKS_STEP
+
+    def _prices_of_models(self) -> list[int]:
+        """For each model the odds, in thousandths, that demand bound to it exceeds what is left of it."""
+        free = [left // 8000 * 8 for left in self._fleet.free_by_model]
+        tasks = self._tasks_to_come()
+        basis = (tasks, *free)
+        if self._model_prices[0] == basis:
+            return self._model_prices[1]
+        wanted = [0] * len(free)
+        variance = [0] * len(free)
+        for models, milli, squared in self._bound:
+            together = sum(free[model] for model in models)
+            if not together:
+                continue
+            for model in models:
+                wanted[model] += tasks * milli * free[model] // (together * self._mix_total)
+                variance[model] += tasks * squared * free[model] // (together * self._mix_total)
+        prices = [
+            normal_exceeds(wanted[model] - free[model] * _USEFUL_MILLE, variance[model]) for model in range(len(free))
+        ]
+        self._model_prices = (basis, prices)
+        return prices
+
+    def _by_price(self, order: list[ClassKey], prices: list[int]) -> list[ClassKey]:
+        levels = [price // _LEVEL_MILLE for price in prices]
+        if not any(levels):
+            return order
+        # The sort is stable: within a level the tightest stays first.
+        return sorted(order, key=lambda key: levels[key[3]])
+
+    # Loss: what the node's value drops by ---------------------------------------------------------------------------
+
+    def _judge(self, record: _Record, shape: Shape) -> None:
+        cls = record.cls
+        rooms = (0,)
+        if shape.devices == 1:
+            rooms = tuple(sorted({room for room in cls.rooms if room >= shape.device_milli}))
+        if not self._values:
+            record.loss, record.room = 0, rooms[0]
+            return
+        value = self._values[cls.model].value
+        least = _NEVER
+        for room in rooms:
+            after = key_after(cls, shape, room)
+            loss = -value(after[1], after[2], after[4])
+            if loss < least:
+                least = loss
+                record.room = room
+                best_after = after
+        record.loss = least + value(cls.cpu_milli, cls.memory_mib, cls.rooms)
+        if self._slots and cls.whole > 1:
+            slots_after = self._slots_of(best_after) or [0] * len(self._slots)
+            record.slots = tuple(
+                (at, had - has)
+                for at, (had, has) in enumerate(zip(self._slots_of(cls.key), slots_after, strict=True))
+                if had > has
+            )
