@@ -56,6 +56,7 @@ class Checker:
         self.stated: Counter[tuple[str, RunId]] = Counter()
         self.admitted: dict[JobId, ev.JobAdmitted] = {}
         self.terminal: dict[JobId, str] = {}
+        self.ended_at: dict[JobId, int] = {}
         self.answers: Counter[tuple[str, int]] = Counter()
         self.wishes: dict[int, Entry] = {}
         self.limits: dict[QueueId, ev.QueueUpserted] = {}
@@ -108,6 +109,7 @@ class Checker:
                 must(event.job_id in self.admitted, "only admitted jobs end", event.job_id)
                 must(event.job_id not in self.terminal, "a job is terminal once", event.job_id)
                 self.terminal[event.job_id] = type(event).__name__
+                self.ended_at[event.job_id] = entry.seq
             case ev.QueueUpserted():
                 self.limits[event.queue] = event
             case _:
@@ -154,7 +156,10 @@ class Checker:
         for (job_id, attempt), count in attempts.items():
             wanted = self.admitted[job_id].spec.replicas
             must(count == wanted, "a gang is placed whole", job_id, attempt, f"{count} of {wanted}")
-            must(job_id not in self.terminal, "nothing is placed after the end", job_id)
+            # The end may be stored while the batch is on its way; but whoever knew of it must not place.
+            basis = next(e.basis for e in entries if isinstance(e.event, ev.RunPlaced) and e.event.job_id == job_id)
+            ended = self.ended_at.get(job_id, basis.facts + 1 if basis else 0)
+            must(basis is not None and basis.facts < ended, "nothing is placed after the end is known", job_id)
         for queue, limits in self.limits.items():
             runs = [p for p in self.holding.values() if self.admitted[p.job_id].spec.queue == queue]
             if limits.limit_compute_milli is not None:

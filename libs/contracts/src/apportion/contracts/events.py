@@ -462,6 +462,8 @@ class RunPlaced(Fact, frozen=True, kw_only=True, tag="RunPlaced.v1"):
     node_id: NodeId
     node_epoch: int
     """The agent refuses the order where its node's epoch is another."""
+    queue: QueueId = QueueId("")
+    """Whose limits the slices count against."""
     slices: tuple[Slice, ...]
     cpu_milli: int = 0
     host_memory_mib: int = 0

@@ -120,6 +120,7 @@ def a_placement(
         tenant=tenant_of_job(job_id),
         node_id=NodeId(node),
         node_epoch=0,
+        queue=MAIN_QUEUE,
         slices=(
             Slice(
                 device_uuid=DeviceUuid(f"GPU-{node}-{device}"),

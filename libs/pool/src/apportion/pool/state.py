@@ -21,7 +21,7 @@ from enum import StrEnum, unique
 from msgspec import Struct
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import DeviceHealth, Pending, RunCause, StopCause
+from apportion.contracts.causes import DeviceHealth, Pending, RunCause, StopCause, WorkloadKind
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run, node_of_author
 
@@ -297,7 +297,7 @@ def _admitted(pool: Pool, entry: Entry, event: ev.JobAdmitted) -> None:
 def _placed(pool: Pool, entry: Entry, event: ev.RunPlaced) -> None:
     job = pool.jobs.get(event.job_id)
     if job is None:
-        return
+        job = pool.jobs[event.job_id] = _overtaken(entry, event)
     run = RunView(
         run_id=event.run_id,
         job_id=event.job_id,
@@ -320,8 +320,35 @@ def _placed(pool: Pool, entry: Entry, event: ev.RunPlaced) -> None:
         run.state = RunState.LOST
         run.cause = RunCause.STALE
         run.holds = False
+        _forget_if_done(pool, run.job_id)
         return
     _take(pool, run, entry.seq)
+
+
+def _overtaken(entry: Entry, event: ev.RunPlaced) -> JobView:
+    """A job that ended while the placer's batch was on its way: known again until what was placed is released.
+
+    Nobody can take the placement back, and the node will start it, so it holds what it holds; the placer stops it.
+    """
+    return JobView(
+        job_id=event.job_id,
+        tenant=event.tenant,
+        spec=ev.JobSpec(
+            queue=event.queue,
+            kind=WorkloadKind.BATCH,
+            command=event.command,
+            devices=len(event.slices),
+            grace_s=event.grace_s,
+        ),
+        state=JobState.ENDED,
+        attempt=attempt_of_run(event.run_id),
+        stop=StopCause.CANCELLED,
+        stop_actor="service:placer",
+        stop_reason="the job had ended when this was placed",
+        requested_at=entry.recorded_at,
+        queued_at=entry.recorded_at,
+        last_event=entry.event_id,
+    )
 
 
 def _started(pool: Pool, entry: Entry, event: ev.RunStarted) -> None:

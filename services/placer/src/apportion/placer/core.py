@@ -97,7 +97,8 @@ def _stops(state: State, now: int) -> list[ev.Fact]:
             continue
         job = pool.jobs[run.job_id]
         assert must_stop(pool, job, run)
-        if job.state is JobState.STOPPING:
+        if job.state in {JobState.STOPPING, JobState.ENDED}:
+            # One that is over: it ended while the placement was on its way, and the fold says so in its stop.
             assert job.stop is not None
             stops.append(
                 ev.RunStopOrdered(
