@@ -21,7 +21,8 @@ from apportion.cli import proof
 from apportion.cli.exits import CommandFailed, Exit
 from apportion.cli.output import clock, say, to_json
 from apportion.cli.places import Place, find, log_file
-from apportion.cli.reasons import why_text
+from apportion.cli.question import ask_sql, literal
+from apportion.cli.reasons import waiting_text
 from apportion.cli.supervisor import NodePlan, PoolPlan, Supervisor
 from apportion.cli.workload import (
     LAB_LIMIT_MILLI,
@@ -318,29 +319,28 @@ class Demo:
                 )
 
     async def _answer_why(self) -> None:
-        """One real answer of `apportion why`, for a job that waits for something."""
+        """One real answer of `apportion why`, for a job that waits for something: what the log says of it now."""
         place = self._place()
+        dull = ", ".join(literal(str(code)) for code in sorted(_STORY_WAITS))
         await asyncio.sleep(WHY_FROM_S)
         while True:
-            await asyncio.sleep(0.3)
-            taught = [job for job, code in self.seen.waiting.items() if code and code not in _STORY_WAITS]
-            if not taught:
+            await asyncio.sleep(0.5)
+            if not any(code and code not in _STORY_WAITS for code in self.seen.waiting.values()):
                 continue
-            from apportion.cli.job_commands import story_of
-
-            job = taught[0]
-            try:
-                content = await story_of(place, job)
-            except CommandFailed:
-                continue
-            if content["job"]["state"] != "waiting" or content["pending"] is None:
-                continue
-            first, *rest = why_text(content)
-            self.tell(f"why? {first}", at=True)
-            for line in rest:
-                self.tell(f"        {line.strip()}")
-            self.tell(f"        apportion why {job}")
-            return
+            with contextlib.suppress(CommandFailed):
+                found = await ask_sql(
+                    place,
+                    f"SELECT * FROM v_pending_now WHERE code NOT IN ({dull}) ORDER BY since, job_id",  # noqa: S608
+                    limit=1,
+                )
+                if found.rows:
+                    job = found.rows[0]["job_id"]
+                    first, *rest = waiting_text(job, found.rows[0])
+                    self.tell(f"why? {first}", at=True)
+                    for line in rest:
+                        self.tell(f"        {line.strip()}")
+                    self.tell(f"        $ apportion why {job}")
+                    return
 
     def _place(self) -> Place:
         return find({"data_dir": str(self.supervisor.data_dir)})
@@ -404,8 +404,6 @@ class Demo:
 
     async def _until_logged(self, positions: dict[str, int]) -> None:
         """The log has what the bus has."""
-        from apportion.cli.question import ask_sql
-
         place = self._place()
         until = time.monotonic() + 30
         while time.monotonic() < until:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from apportion.cli.places import Place
     from apportion.contracts.envelope import Entry
 
+TIMELINE_MAX: Final = 2_000
+"""Facts of one job that `show` prints at most."""
 _WAITS: Final = ("admitted", "started", "finished")
 
 
@@ -442,28 +444,34 @@ async def story_of(place: "Place", name: str) -> dict[str, Any]:
     """A job's row, runs, reason to wait and facts, by SQL. Raises CommandFailed where there is no such job."""
     from apportion.cli.question import ask_sql, job_named, literal
 
-    job = await job_named(place, name)
-    row = (await ask_sql(place, f"SELECT * FROM ({_JOBS}) WHERE job_id = {literal(job)}")).rows  # noqa: S608  quoted
-    timeline = await ask_sql(
+    job = literal(await job_named(place, name))
+    # One statement: each question costs a process of its own at the monitor.
+    found = await ask_sql(
         place,
-        "SELECT ordinal, strftime(recorded, '%H:%M:%S.%g') AS at, recorded, kind, "  # noqa: S608  quoted
-        "run_id, node_id, cause, actor, said_by, body "
-        f"FROM v_job_timeline WHERE job_id = {literal(job)} ORDER BY ordinal",
-        limit=2_000,
+        f"""
+        SELECT
+            (SELECT list(row) FROM ({_JOBS}) AS row WHERE job_id = {job}) AS job,
+            (SELECT list(row ORDER BY placed_seq, run_id) FROM v_run AS row WHERE job_id = {job}) AS runs,
+            (SELECT list(row) FROM v_pending_now AS row WHERE job_id = {job}) AS pending,
+            (SELECT list(row ORDER BY ordinal) FROM (
+                SELECT ordinal, strftime(recorded, '%H:%M:%S.%g') AS at, recorded, kind, run_id, node_id, cause, actor,
+                    said_by, body
+                FROM v_job_timeline WHERE job_id = {job} ORDER BY ordinal LIMIT {TIMELINE_MAX}
+            ) AS row) AS timeline
+        """,  # noqa: S608  quoted
     )
-    if not row:
-        refused = next((fact for fact in timeline.rows if fact["kind"] == "JobRejected"), None)
+    answer = {name: each or [] for name, each in found.rows[0].items()}
+    if not answer["job"]:
+        refused = next((fact for fact in answer["timeline"] if fact["kind"] == "JobRejected"), None)
         if refused is not None:
-            raise CommandFailed(f"{job} was refused: {refused['cause']}: {refused['body']}", code=Exit.REFUSED)
-        raise CommandFailed(f"{job} was never admitted", code=Exit.NOT_FOUND)
-    runs = await ask_sql(place, f"SELECT * FROM v_run WHERE job_id = {literal(job)} ORDER BY placed_seq, run_id")  # noqa: S608  quoted
-    pending = await ask_sql(place, f"SELECT * FROM v_pending_now WHERE job_id = {literal(job)}")  # noqa: S608  quoted
+            raise CommandFailed(f"{name} was refused: {refused['cause']}: {refused['body']}", code=Exit.REFUSED)
+        raise CommandFailed(f"{name} was never admitted", code=Exit.NOT_FOUND)
     return {
-        "job": row[0],
-        "runs": runs.rows,
-        "pending": pending.rows[0] if pending.rows else None,
-        "timeline": timeline.rows,
-        "freshness": timeline.freshness,
+        "job": answer["job"][0],
+        "runs": answer["runs"],
+        "pending": answer["pending"][0] if answer["pending"] else None,
+        "timeline": answer["timeline"],
+        "freshness": found.freshness,
     }
 
 

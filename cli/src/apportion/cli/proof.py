@@ -62,7 +62,7 @@ WAIT_P95_MS: Final = (
     "SELECT CAST(coalesce(quantile_disc(wait_ms, 0.95), 0) AS BIGINT) FROM v_job WHERE wait_ms IS NOT NULL"
 )
 GPU_S: Final = """
-    SELECT CAST(coalesce(sum(compute_milli * (epoch_ms(ended) - epoch_ms(started))), 0) AS DOUBLE) / 1e6
+    SELECT coalesce(sum(compute_milli / 1e3 * (epoch_ns(ended) - epoch_ns(started)) / 1e9), 0)
     FROM (SELECT compute_milli, started, least(coalesce(finished, lost), coalesce(lost, finished)) AS ended FROM v_run)
     WHERE started IS NOT NULL AND ended > started
 """

@@ -62,6 +62,10 @@ async def job_named(place: Place, name: str) -> str:
     """
     if ("/" not in name and _JOB.match(f"x/{name}") is None) or ("/" in name and _JOB.match(name) is None):
         raise CommandFailed(f"{name!r} is no job id: expected <tenant>/<name>", code=Exit.USAGE)
+    if "/" in name:
+        exact = await ask_sql(place, f"SELECT 1 FROM events WHERE job_id = {literal(name)} LIMIT 1")  # noqa: S608  quoted
+        if exact.rows:
+            return name
     found = await ask_sql(
         place,
         "SELECT DISTINCT job_id FROM events WHERE job_id IS NOT NULL AND "  # noqa: S608  quoted
@@ -70,9 +74,9 @@ async def job_named(place: Place, name: str) -> str:
         limit=21,
     )
     ids = [row["job_id"] for row in found.rows]
-    exact = [job for job in ids if name in {job, job.partition("/")[2]}]
-    if len(exact) == 1:
-        return str(exact[0])
+    named = [job for job in ids if name in {job, job.partition("/")[2]}]
+    if len(named) == 1:
+        return str(named[0])
     if len(ids) == 1:
         return str(ids[0])
     if not ids:

@@ -23,7 +23,7 @@ def why_text(content: dict[str, Any]) -> list[str]:
     name = job["job_id"]
     match job["state"]:
         case "waiting":
-            return _waiting(name, pending)
+            return waiting_text(name, pending)
         case "placed" | "running":
             live = [run for run in runs if run["state"] in {"placed", "started"}]
             where = ", ".join(sorted({run["node_id"] for run in live}))
@@ -46,7 +46,8 @@ def why_text(content: dict[str, Any]) -> list[str]:
             return [printable(line) for line in lines]
 
 
-def _waiting(name: str, pending: dict[str, Any] | None) -> list[str]:
+def waiting_text(name: str, pending: dict[str, Any] | None) -> list[str]:
+    """Why a job waits: the newest stated reason, its numbers, and who holds what it needs."""
     if pending is None:
         return [f"{name} waits, and no reason has been stated yet"]
     lines = [f"{name} waits: {pending['code']}" + (f". {pending['hint']}" if pending.get("hint") else "")]

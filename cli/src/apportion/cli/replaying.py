@@ -1,5 +1,6 @@
 """Every decision of admission and placer made again from the log file alone, as a report for people and programs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,8 @@ def replay_lines(report: dict[str, Any]) -> list[str]:
     lines += [f"{count} decisions NOT CHECKED: {why}" for why, count in report["unchecked"].items()]
     first = report["first"]
     if first is not None:
-        index = first["index"]
-        lines.append(f"FIRST DIFFERENCE: {first['author']}, the decision stored from fact {first['first_seq']} on:")
-        for side in ("recorded", "recomputed"):
-            texts = first[side]
-            lines.append(f"  {side:<10} {texts[index][:600] if index < len(texts) else '(nothing more)'}")
+        lines.append(f"FIRST DIFFERENCE: {first['author']}, the decision stored from fact {first['first_seq']} on")
+        lines += _difference_lines(*(_fact(first[side], first["index"]) for side in ("recorded", "recomputed")))
     if report["differences"]:
         lines.append(
             f"{report['differences']} of {report['decisions']} decisions came out OTHERWISE ({report['path']})"
@@ -49,3 +47,26 @@ def replay_lines(report: dict[str, Any]) -> list[str]:
             f"same: {report['decisions']} decisions with {report['facts']} facts, 0 differences ({report['path']})"
         )
     return lines
+
+
+def _fact(texts: list[str], index: int) -> dict[str, Any]:
+    """The fact at ``index`` of one side; empty where that side has none."""
+    return dict(json.loads(texts[index])) if index < len(texts) else {}
+
+
+def _difference_lines(recorded: dict[str, Any], recomputed: dict[str, Any]) -> list[str]:
+    """What both sides say where they differ, field by field."""
+    names = ("type", "run_id", "job_id")
+    about = " ".join(str(side[name]) for name in names for side in (recorded or recomputed,) if name in side)
+    lines = [f"  {about}"]
+    for name in sorted({*recorded, *recomputed}):
+        if recorded.get(name) != recomputed.get(name):
+            lines += [
+                f"  {name}: recorded   {_shown(recorded, name)}",
+                f"  {name}: recomputed {_shown(recomputed, name)}",
+            ]
+    return lines
+
+
+def _shown(side: dict[str, Any], name: str) -> str:
+    return json.dumps(side[name])[:400] if name in side else "(nothing)"
