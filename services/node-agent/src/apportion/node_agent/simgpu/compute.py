@@ -12,8 +12,8 @@ from typing import Final
 _WINDOW_US: Final = 1_000_000
 """NVML's utilisation looks back over a second at most."""
 _STEP_US: Final = 50_000
-_DONE: Final = 1e-6
-"""Below this many SM-microseconds a kernel is finished: what floats leave over."""
+_TICK_US: Final = 0.05
+"""A kernel that would end within it has ended: after days of uptime, floats of microseconds are no finer."""
 
 
 class Meter:
@@ -126,8 +126,10 @@ class DeviceClock:
         while (end := self.next_completion_us()) is not None and end <= now_us:
             self._run(end)
             for number, stream in self._streams.items():
-                if stream.queue and stream.queue[0][1] <= _DONE:
-                    stream.queue.popleft()
+                if stream.queue and stream.queue[0][1] <= stream.rate * _TICK_US:
+                    _, left = stream.queue.popleft()
+                    stream.used.add(left, end, end)
+                    self.used.add(left, end, end)
                     self._done.append((number, end))
             self._share()
         self._run(now_us)
