@@ -19,9 +19,8 @@ MEMBERS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml cli/pyproj
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The build backend is installed once and used by all members: an environment of its own for each takes three times as long.
 BACKEND := "hatchling>=1.27" editables
-# The first Python that is new enough; PYTHON=… overrules it.
-PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
-  $(shell $(name) -c 'import sys; print(sys.argv[1] if sys.version_info >= (3, 11) else "")' $(name) 2>/dev/null)))
+# Which Python to make the environment with; the first one that is new enough where it is not said.
+PYTHON ?=
 JOBS ?= 2
 SEED ?= 1
 EVENTS ?= 200000
@@ -34,9 +33,12 @@ help:
 
 # Set-up: run again only when a requirement changed.
 $(BIN)/python:
-	@if [ -z "$(PYTHON)" ]; then echo "apportion needs Python 3.11 or later; found none (PYTHON=… names one)" >&2; exit 2; fi
-	@echo "setting up $(VENV) with $(PYTHON)"
-	@$(PYTHON) -m venv $(VENV)
+	@for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "setting up $(VENV) with $$python"; exec $$python -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "apportion needs Python 3.11 or later, and found none; name one: make PYTHON=/path/to/python3" >&2; exit 2
 
 $(VENV)/.runtime-ready: requirements.txt $(MEMBERS) | $(BIN)/python
 	@echo "installing apportion into $(VENV)"

@@ -1,0 +1,67 @@
+"""The workspace: every member is installed, siblings are declared, and the verbs set themselves up."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PATHS = sorted(
+    [*ROOT.glob("libs/*/pyproject.toml"), *ROOT.glob("services/*/pyproject.toml"), ROOT / "cli/pyproject.toml"]
+)
+MEMBERS: dict[str, dict[str, Any]] = {
+    str(path.parent.relative_to(ROOT)): tomllib.loads(path.read_text()) for path in PATHS
+}
+
+
+def test_plain_pip_installs_every_member() -> None:
+    """A member that is forgotten here is missing on every machine but the author's."""
+    named = re.findall(r"^-e \./(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(MEMBERS)
+    assert "-r requirements.txt" in (ROOT / "requirements-dev.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_siblings_are_declared_for_pip_and_for_uv(member: str) -> None:
+    """What is imported is a dependency, and what is a sibling is found in the workspace by uv too."""
+    content = MEMBERS[member]
+    names = {other["project"]["name"] for other in MEMBERS.values()}
+    declared = {re.split(r"[<>=\[ ]", text)[0] for text in content["project"]["dependencies"]} & names
+    sources = content.get("tool", {}).get("uv", {}).get("sources", {})
+    assert {name for name, source in sources.items() if source == {"workspace": True}} == declared
+    imported = set()
+    for path in (ROOT / member / "src").rglob("*.py"):
+        imported |= set(re.findall(r"^\s*(?:from|import) apportion\.([a-z_]+)", path.read_text(), re.MULTILINE))
+    own = content["project"]["name"]
+    assert {f"apportion-{name.replace('_', '-')}" for name in imported} - {own} <= declared
+
+
+@pytest.mark.parametrize("member", [name for name in MEMBERS if name.startswith("services/")])
+def test_a_service_has_one_console_script_named_like_itself(member: str) -> None:
+    """Images, units and people start it by its name."""
+    name = member.removeprefix("services/")
+    module = name.replace("-", "_")
+    assert MEMBERS[member]["project"]["scripts"].get(f"apportion-{name}") == f"apportion.{module}.__main__:main"
+
+
+@pytest.mark.parametrize("verb", ["venv", "demo", "test", "check", "sim", "e2e", "bench"])
+def test_every_verb_sets_up_its_environment_first(verb: str, tmp_path: Path) -> None:
+    """A newcomer types one command."""
+    # A dry run in a place without .venv; nothing is executed.
+    argv = ["make", "--dry-run", verb, f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert f"-m venv {tmp_path / 'venv'}" in done.stdout
+    assert "install --quiet --no-build-isolation -r requirements" in done.stdout
+
+
+def test_ci_calls_the_verb_and_nothing_else() -> None:
+    """What passes here passes there."""
+    path = ROOT / ".ci/run"
+    assert os.access(path, os.X_OK)
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "set -euo pipefail"
+    assert lines[-1] == "make test"
