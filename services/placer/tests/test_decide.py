@@ -404,6 +404,23 @@ def test_live_runs_of_a_stopping_job_are_told_to_stop() -> None:
     ]
 
 
+def test_a_run_that_was_placed_as_its_job_ended_is_told_to_stop() -> None:
+    """Admission and the placer decide at the same time, and the node would start what was placed."""
+    placed, cancelled = a_placement(), ev.JobCancelled(job_id=JobId("acme/train-7"), actor="user:eva")
+    for history in ((placed, cancelled), (cancelled, placed)):
+        facts = settled(told(a_queue(), a_node(), a_job(), *history))
+        assert [msgspec.structs.replace(fact, caused_by="") for fact in facts] == [
+            ev.RunStopOrdered(
+                run_id=RunId("acme/train-7/0/1"),
+                node_id=NodeId("node-1"),
+                cause=StopCause.CANCELLED,
+                grace_s=10,
+                actor="service:placer",
+                reason="the job had ended when this was placed",
+            )
+        ]
+
+
 def test_runs_of_a_draining_node_are_told_to_stop_within_the_drain() -> None:
     """Their own grace, or what is left of the drain's where that is less."""
     state = told(a_queue(), a_node(), a_job(grace_s=60), a_placement())

@@ -17,8 +17,19 @@ from apportion.placer.policies import POLICIES, Policy
 from apportion.placer.policies.best_fit import BEST_FIT
 from apportion.placer.reasons import Reason, changes, too_early
 from apportion.placer.rounds import FACTS_MAX, Round
-from apportion.placer.state import Kept, OrderKey, S, Settings, State, is_draining, must_stop, order_of, state_of
-from apportion.pool.state import JobState, JobView, Pool, run_of
+from apportion.placer.state import (
+    ENDING,
+    Kept,
+    OrderKey,
+    S,
+    Settings,
+    State,
+    is_draining,
+    must_stop,
+    order_of,
+    state_of,
+)
+from apportion.pool.state import JobView, Pool, run_of
 
 RULES: Final = "placer@1"
 """Changes whenever a decision may come out another way for the same facts."""
@@ -97,18 +108,16 @@ def _stops(state: State, now: int) -> list[ev.Fact]:
             continue
         job = pool.jobs[run.job_id]
         assert must_stop(pool, job, run)
-        if job.state in {JobState.STOPPING, JobState.ENDED}:
-            # One that is over: it ended while the placement was on its way, and the fold says so in its stop.
-            assert job.stop is not None
+        if job.state in ENDING:
             stops.append(
                 ev.RunStopOrdered(
                     caused_by=job.last_event,
                     run_id=run_id,
                     node_id=run.node_id,
-                    cause=job.stop,
+                    cause=job.stop or StopCause.CANCELLED,
                     grace_s=job.spec.grace_s,
-                    actor=job.stop_actor,
-                    reason=job.stop_reason,
+                    actor=job.stop_actor or "service:placer",
+                    reason=job.stop_reason or ("" if job.stop else "the job had ended when this was placed"),
                 )
             )
         elif is_draining(pool, run.node_id):

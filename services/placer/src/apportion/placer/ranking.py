@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from apportion.contracts.ids import NodeId
-from apportion.placer.rooms import Choose, Demand, Fit, NodeRoom, Out, look
+from apportion.placer.rooms import Choose, Demand, Fit, Kind, NodeRoom, Out, look, places_on
 
 
 @dataclass(slots=True)
@@ -20,12 +20,14 @@ class Ranking:
     """Negated score and node of each fit: lower is better, and equal scores go by the lower node id."""
     looks: dict[NodeId, Fit | Out] = field(default_factory=dict)
     counts: dict[Out, int] = field(default_factory=dict)
+    places: dict[Kind, tuple[int, ...] | Out] = field(default_factory=dict)
+    """Which devices of each kind of node are eligible at all; the same dict in every copy, as it never turns false."""
     seen: int = 0
     """The last change that was looked at."""
 
     def copy(self) -> "Ranking":
         """One that can follow other changes from here on."""
-        return Ranking(self.best.copy(), self.looks.copy(), self.counts.copy())
+        return Ranking(self.best.copy(), self.looks.copy(), self.counts.copy(), self.places)
 
 
 def follow(
@@ -41,7 +43,11 @@ def follow(
         if change <= seen:
             break
         ranking.seen = max(ranking.seen, change)
-        _put(ranking, node_id, look(demand, rooms[node_id], choose))
+        room = rooms[node_id]
+        places = ranking.places.get(room.kind)
+        if places is None:
+            places = ranking.places[room.kind] = places_on(demand, room.kind)
+        _put(ranking, node_id, places if isinstance(places, Out) else look(demand, room, places, choose))
 
 
 def _put(ranking: Ranking, node_id: NodeId, found: Fit | Out) -> None:

@@ -235,14 +235,11 @@ def _nodes(round_: Round, demand: Demand) -> dict[str, int]:
 
 def _available(round_: Round, demand: Demand) -> dict[str, int]:
     """The most that any one device (or node, for what is the node's) has free, where the job may go."""
-    most = {"cpu_milli": 0, "host_memory_mib": 0}
+    names = ["cpu_milli", "host_memory_mib"]
     if demand.devices:
-        most |= {"compute_milli": 0, "memory_mib": 0, "devices": 0}
-    for model, free in round_.free_by_model().items():
-        if model is None or (demand.devices and (not demand.models or model in demand.models)):
-            for name, amount in free.items():
-                most[name] = max(most.get(name, 0), amount)
-    return most
+        names += ["compute_milli", "memory_mib", "devices"]
+    most = round_.most_free(demand.models)
+    return {name: most.get(name, 0) for name in names}
 
 
 def _blockers(round_: Round, shape: Shape) -> Iterator[str]:

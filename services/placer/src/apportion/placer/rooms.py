@@ -105,6 +105,24 @@ class DeviceRoom(Struct, frozen=True):
     """Whose runs they are; SEVERAL where they belong to more than one."""
 
 
+DeviceKind = tuple[str, int, int, tuple[Mode, ...]]
+"""Model, milli-GPU, MiB and modes of a device."""
+
+
+class Kind:
+    """What a node is, whatever runs on it; the same object for all nodes that are alike."""
+
+    __slots__ = ("cpu_milli", "devices", "memory_mib")
+
+    def __init__(
+        self, cpu_milli: int, memory_mib: int, devices: tuple[tuple[str, int, int, tuple[Mode, ...]], ...]
+    ) -> None:
+        self.cpu_milli = cpu_milli
+        self.memory_mib = memory_mib
+        self.devices = devices
+        """In the order of their UUIDs."""
+
+
 class NodeRoom(Struct, frozen=True):
     """One node and what is free on it. Devices are ordered by UUID."""
 
@@ -118,6 +136,8 @@ class NodeRoom(Struct, frozen=True):
     devices: tuple[DeviceRoom, ...]
     empty_devices: int
     """Healthy devices without a run."""
+    kind: "Kind"
+    """Equal for nodes that are alike when empty."""
 
 
 class Fit(Struct, frozen=True):
@@ -156,9 +176,14 @@ def room_of_device(view: DeviceView) -> DeviceRoom:
     )
 
 
-def room_of_node(node: NodeView) -> NodeRoom:
-    """The node as a value."""
+def room_of_node(node: NodeView, kinds: dict[object, Kind]) -> NodeRoom:
+    """The node as a value; ``kinds`` holds the kinds met so far."""
     devices = tuple(room_of_device(node.devices[uuid]) for uuid in sorted(node.devices))
+    static = tuple((device.model, device.compute_milli, device.memory_mib, device.modes) for device in devices)
+    key = (node.cpu_milli, node.memory_mib, static)
+    kind = kinds.get(key)
+    if kind is None:
+        kind = kinds[key] = Kind(*key)
     return NodeRoom(
         node.node_id,
         node.epoch,
@@ -169,18 +194,39 @@ def room_of_node(node: NodeView) -> NodeRoom:
         node.memory_mib - node.used_memory_mib,
         devices,
         sum(1 for device in devices if device.is_healthy and not device.runs),
+        kind,
     )
 
 
-def offered_mode(demand: Demand, device: DeviceRoom) -> Mode | None:
-    """How the device, were it empty, would give what is asked; None where it cannot."""
+def room_after(room: NodeRoom, node: NodeView, slices: tuple[Slice, ...]) -> NodeRoom:
+    """The node as a value, where since ``room`` only a run with these slices came or went."""
+    touched = {piece.device_uuid for piece in slices}
+    devices = tuple(
+        room_of_device(node.devices[device.uuid]) if device.uuid in touched else device for device in room.devices
+    )
+    return NodeRoom(
+        room.node_id,
+        node.epoch,
+        node.state,
+        node.cpu_milli,
+        node.memory_mib,
+        node.cpu_milli - node.used_cpu_milli,
+        node.memory_mib - node.used_memory_mib,
+        devices,
+        sum(1 for device in devices if device.is_healthy and not device.runs),
+        room.kind,
+    )
+
+
+def offered_mode(demand: Demand, modes: tuple[Mode, ...]) -> Mode | None:
+    """How an empty device with these modes would give what is asked; None where it cannot."""
     if demand.is_whole:
         wanted = demand.mode or Mode.EXCLUSIVE
-        return wanted if wanted in device.modes else None
+        return wanted if wanted in modes else None
     if demand.mode is not None:
-        return demand.mode if demand.mode in SHARED and demand.mode in device.modes else None
+        return demand.mode if demand.mode in SHARED and demand.mode in modes else None
     for mode in SHARED:
-        if mode in device.modes:
+        if mode in modes:
             return mode
     return None
 
@@ -188,7 +234,7 @@ def offered_mode(demand: Demand, device: DeviceRoom) -> Mode | None:
 def mode_now(demand: Demand, device: DeviceRoom) -> Mode | None:
     """How the device gives what is asked beside the runs that it has; None where their modes or owners don't go."""
     if device.mode is None:
-        return offered_mode(demand, device)
+        return offered_mode(demand, device.modes)
     if demand.is_whole or device.mode not in SHARED or device.mode not in device.modes:
         return None
     if demand.mode is not None and demand.mode is not device.mode:
@@ -198,60 +244,91 @@ def mode_now(demand: Demand, device: DeviceRoom) -> Mode | None:
     return device.mode
 
 
-def look(demand: Demand, room: NodeRoom, choose: Choose) -> Fit | Out:
-    """How the node hosts one replica, or why it does not."""
-    if demand.cpu_milli > room.cpu_milli or demand.host_memory_mib > room.memory_mib:
+def places_on(demand: Demand, kind: Kind) -> tuple[int, ...] | Out:
+    """Places of the devices that could serve the demand if they were free; or why the node never hosts it."""
+    if demand.cpu_milli > kind.cpu_milli or demand.host_memory_mib > kind.memory_mib:
         return Out.HOST_TOO_SMALL
-    needed = demand.devices
-    fits: list[int] = []
-    if needed:
-        models = demand.models
-        compute, memory = demand.compute_milli, demand.memory_mib
-        matching = offering = healthy = usable = 0
-        has_compute = has_memory = False
-        for place, device in enumerate(room.devices):
-            if models and device.model not in models:
-                continue
-            if compute > device.compute_milli or memory > device.memory_mib:
-                continue
-            matching += 1
-            if offered_mode(demand, device) is None:
-                continue
-            offering += 1
-            if not device.is_healthy:
-                continue
-            healthy += 1
-            if demand.is_whole:
-                # Freed runs that a smaller device came back from may leave it without runs and yet short of room.
-                if not device.runs and device.free_compute_milli >= compute and device.free_memory_mib >= memory:
-                    fits.append(place)
-                continue
-            if mode_now(demand, device) is None:
-                continue
-            usable += 1
-            enough_compute = device.free_compute_milli >= compute
-            enough_memory = device.free_memory_mib >= (memory or device.memory_mib)
-            has_compute = has_compute or enough_compute
-            has_memory = has_memory or enough_memory
-            if enough_compute and enough_memory:
-                fits.append(place)
-        if offering < needed:
-            return Out.NO_MATCHING_DEVICE if matching < needed else Out.ISOLATION_UNAVAILABLE
+    matching = [
+        place
+        for place, (model, compute_milli, memory_mib, _) in enumerate(kind.devices)
+        if (not demand.models or model in demand.models)
+        and demand.compute_milli <= compute_milli
+        and demand.memory_mib <= memory_mib
+    ]
+    if len(matching) < demand.devices:
+        return Out.NO_MATCHING_DEVICE
+    offering = tuple(place for place in matching if offered_mode(demand, kind.devices[place][3]) is not None)
+    return Out.ISOLATION_UNAVAILABLE if len(offering) < demand.devices else offering
+
+
+def look(demand: Demand, room: NodeRoom, places: tuple[int, ...], choose: Choose) -> Fit | Out:
+    """How the node hosts one replica on devices among ``places`` (see places_on), or why it does not now."""
     if room.state is not NodeState.READY:
         return _OUT_BY_STATE[room.state]
-    if len(fits) < needed:
-        if healthy < needed:
-            return Out.DEVICE_UNHEALTHY
-        if usable < needed:
-            return Out.DEVICES_BUSY
-        if has_compute and has_memory:
-            return Out.FRAGMENTED_DEVICES
-        if has_compute:
-            return Out.INSUFFICIENT_GPU_MEMORY
-        return Out.INSUFFICIENT_COMPUTE if has_memory else Out.DEVICES_BUSY
+    if not demand.devices:
+        fits: list[int] = []
+    elif demand.is_whole:
+        if room.empty_devices < demand.devices:
+            return _whole_out(demand, room, places)
+        compute, memory = demand.compute_milli, demand.memory_mib
+        fits = []
+        for place in places:
+            device = room.devices[place]
+            # A device that came back smaller may be without runs and yet short of room for a moment.
+            if (
+                not device.runs
+                and device.is_healthy
+                and device.free_compute_milli >= compute
+                and device.free_memory_mib >= memory
+            ):
+                fits.append(place)
+        if len(fits) < demand.devices:
+            return _whole_out(demand, room, places)
+    else:
+        found = _shares(demand, room, places)
+        if isinstance(found, Out):
+            return found
+        fits = found
     if demand.cpu_milli > room.free_cpu_milli or demand.host_memory_mib > room.free_memory_mib:
         return Out.INSUFFICIENT_HOST
     return choose(demand, room, fits)
+
+
+def _whole_out(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> Out:
+    healthy = sum(1 for place in places if room.devices[place].is_healthy)
+    return Out.DEVICE_UNHEALTHY if healthy < demand.devices else Out.DEVICES_BUSY
+
+
+def _shares(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> list[int] | Out:
+    compute, memory = demand.compute_milli, demand.memory_mib
+    fits: list[int] = []
+    healthy = usable = 0
+    has_compute = has_memory = False
+    for place in places:
+        device = room.devices[place]
+        if not device.is_healthy:
+            continue
+        healthy += 1
+        if device.runs and mode_now(demand, device) is None:
+            continue
+        usable += 1
+        enough_compute = device.free_compute_milli >= compute
+        enough_memory = device.free_memory_mib >= (memory or device.memory_mib)
+        if enough_compute and enough_memory:
+            fits.append(place)
+        has_compute = has_compute or enough_compute
+        has_memory = has_memory or enough_memory
+    if len(fits) >= demand.devices:
+        return fits
+    if healthy < demand.devices:
+        return Out.DEVICE_UNHEALTHY
+    if usable < demand.devices:
+        return Out.DEVICES_BUSY
+    if has_compute and has_memory:
+        return Out.FRAGMENTED_DEVICES
+    if has_compute:
+        return Out.INSUFFICIENT_GPU_MEMORY
+    return Out.INSUFFICIENT_COMPUTE if has_memory else Out.DEVICES_BUSY
 
 
 def slices_on(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> tuple[Slice, ...]:
@@ -314,6 +391,7 @@ def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: Ten
         room.free_memory_mib - demand.host_memory_mib,
         tuple(devices),
         room.empty_devices - emptied,
+        room.kind,
     )
 
 
@@ -329,7 +407,7 @@ def shortfall(demand: Demand, room: NodeRoom) -> int:
     each = sorted(
         _device_shortfall(demand, device)
         for device in room.devices
-        if device.is_healthy and is_match(demand, device) and offered_mode(demand, device) is not None
+        if device.is_healthy and is_match(demand, device) and offered_mode(demand, device.modes) is not None
     )
     return missing + sum(each[: demand.devices])
 
@@ -365,7 +443,7 @@ def replicas_when_empty(demand: Demand, room: NodeRoom) -> int:
     if demand.devices:
         places = 0
         for device in room.devices:
-            if device.is_healthy and is_match(demand, device) and offered_mode(demand, device) is not None:
+            if device.is_healthy and is_match(demand, device) and offered_mode(demand, device.modes) is not None:
                 places += 1 if demand.is_whole else _shares_when_empty(demand, device)
         counts.append(places // demand.devices)
     return min(counts, default=demand.replicas)

@@ -105,7 +105,7 @@ class Round:
         self._bases: dict[Demand, Ranking] = {}
         self._rankings: dict[Demand, Ranking] = {}
         self._usage: dict[QueueId, Usage] = {}
-        self._free: tuple[int, dict[str | None, dict[str, int]]] | None = None
+        self._free: dict[tuple[str, ...], tuple[int, dict[str, int]]] = {}
 
     def run(self) -> None:
         """Place what can be placed."""
@@ -143,33 +143,12 @@ class Round:
         follow(found, demand, self._rooms, self._changed, self._choose)
         return found
 
-    def free_by_model(self) -> dict[str | None, dict[str, int]]:
-        """The most that one device of each model, and under None one node, has free on nodes that may be used."""
-        if self._free is None or self._free[0] != self._changes:
-            self._free = (self._changes, self._count_free())
-        return self._free[1]
-
-    def _count_free(self) -> dict[str | None, dict[str, int]]:
-        host = {"cpu_milli": 0, "host_memory_mib": 0}
-        found: dict[str | None, dict[str, int]] = {None: host}
-        for node_id in self.state.rooms:
-            room = self.room(node_id)
-            if room.state is not NodeState.READY:
-                continue
-            host["cpu_milli"] = max(host["cpu_milli"], room.free_cpu_milli)
-            host["host_memory_mib"] = max(host["host_memory_mib"], room.free_memory_mib)
-            empty: dict[str, int] = {}
-            for device in room.devices:
-                if not device.is_healthy:
-                    continue
-                most = found.setdefault(device.model, {"compute_milli": 0, "memory_mib": 0, "devices": 0})
-                most["compute_milli"] = max(most["compute_milli"], device.free_compute_milli)
-                most["memory_mib"] = max(most["memory_mib"], device.free_memory_mib)
-                if not device.runs:
-                    empty[device.model] = empty.get(device.model, 0) + 1
-            for model, count in empty.items():
-                found[model]["devices"] = max(found[model]["devices"], count)
-        return found
+    def most_free(self, models: tuple[str, ...]) -> dict[str, int]:
+        """The most that any one device of these models (or node, for what is the node's) has free now."""
+        found = self._free.get(models)
+        if found is None or found[0] != self._changes:
+            found = self._free[models] = (self._changes, self.state.free.most(models, self._rooms))
+        return found[1]
 
     def take(self, shape: Shape, tenant: TenantId) -> list[Choice] | Block:
         """Slices for all replicas of one job of this shape, taken from here on; or why not, with nothing taken."""
@@ -348,6 +327,7 @@ class Round:
                     tenant=job.tenant,
                     node_id=room.node_id,
                     node_epoch=room.epoch,
+                    queue=spec.queue,
                     slices=slices_on(demand, room, choice.fit.picks),
                     cpu_milli=demand.cpu_milli,
                     host_memory_mib=demand.host_memory_mib,

@@ -14,10 +14,11 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Pending, ServiceClass
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId
+from apportion.placer.free import Free
 from apportion.placer.policies import POLICIES, Policy
 from apportion.placer.policies.best_fit import BEST_FIT
 from apportion.placer.ranking import Ranking
-from apportion.placer.rooms import Demand, NodeRoom, demand_of, room_of_node
+from apportion.placer.rooms import Demand, Kind, NodeRoom, demand_of, room_after, room_of_node
 from apportion.pool import state as pools
 from apportion.pool.state import JobState, JobView, NodeState, Pool, RunState, RunView
 
@@ -34,6 +35,8 @@ CLASS_RANK: Final = {
 }
 NO_END: Final = 2**63 - 1
 _TIMED: Final = frozenset({Pending.PENDING_EVALUATION, Pending.NOT_BEFORE, Pending.BACKOFF})
+ENDING: Final = frozenset({JobState.STOPPING, JobState.ENDED})
+"""States of a job whose live runs must stop: it may have ended while a batch that places it was on its way."""
 _LIVE: Final = frozenset({RunState.PLACED, RunState.STARTED})
 _Key = TypeVar("_Key", OrderKey, HolderKey)
 S: Final = 1_000_000_000
@@ -105,6 +108,8 @@ class State:
     changed: dict[NodeId, int] = field(default_factory=dict)
     """When each room changed, in that order; a count of changes, no sequence."""
     changes: int = 0
+    kinds: dict[object, Kind] = field(default_factory=dict)
+    free: Free = field(default_factory=Free)
     memo: dict[Demand, Ranking] = field(default_factory=dict)
 
     @property
@@ -154,6 +159,8 @@ def evolve(state: State, entry: Entry) -> State:
     event = entry.event
     jobs: set[JobId] = set()
     node: NodeId | None = None
+    slices: tuple[ev.Slice, ...] | None = None
+    """Where only a run came or went: what it holds."""
     match event:
         case ev.LeaseClaimed():
             pools.evolve(pool, entry)
@@ -171,12 +178,13 @@ def evolve(state: State, entry: Entry) -> State:
             jobs.add(event.job_id)
         case ev.RunPlaced():
             jobs.add(event.job_id)
-            node = event.node_id
+            node, slices = event.node_id, event.slices
         case ev.RunStopOrdered() | ev.RunStarted() | ev.RunFinished() | ev.RunReleased():
             run = pools.run_of(pool, event.run_id)
             if run is not None:
                 jobs.add(run.job_id)
-                node = run.node_id if isinstance(event, ev.RunReleased) else None
+                if isinstance(event, ev.RunReleased):
+                    node, slices = run.node_id, run.slices
         case ev.NodeFenced() | ev.NodeDraining() | ev.NodeCordoned() | ev.NodeUncordoned():
             node = event.node_id
             jobs.update(_jobs_on(pool, node))
@@ -194,7 +202,7 @@ def evolve(state: State, entry: Entry) -> State:
             pass
     pools.evolve(pool, entry)
     if node is not None:
-        _refresh_room(state, node)
+        _refresh_room(state, node, slices)
     for job_id in sorted(jobs):
         _refresh_job(state, job_id)
     return state
@@ -224,11 +232,14 @@ def _jobs_on(pool: Pool, node_id: NodeId) -> set[JobId]:
     return set() if node is None else {pool.run_jobs[run] for run in node.runs if run in pool.run_jobs}
 
 
-def _refresh_room(state: State, node_id: NodeId) -> None:
+def _refresh_room(state: State, node_id: NodeId, slices: tuple[ev.Slice, ...] | None = None) -> None:
     node = state.pool.nodes.get(node_id)
     if node is None:
         return
-    state.rooms[node_id] = room_of_node(node)
+    before = state.rooms.get(node_id)
+    room = room_of_node(node, state.kinds) if before is None or slices is None else room_after(before, node, slices)
+    state.rooms[node_id] = room
+    state.free.put(room)
     state.changes += 1
     state.changed.pop(node_id, None)
     state.changed[node_id] = state.changes
@@ -248,10 +259,10 @@ def _refresh_job(state: State, job_id: JobId) -> None:
 
 
 def must_stop(pool: Pool, job: JobView, run: RunView) -> bool:
-    """True for a live run that nobody told to stop, of a job that is stopping or on a node that is drained."""
+    """True for a live run that nobody told to stop, of a job that is stopping or over, or on a node that is drained."""
     if run.state not in _LIVE or run.stop is not None or not run.holds:
         return False
-    return job.state is JobState.STOPPING or is_draining(pool, run.node_id)
+    return job.state in ENDING or is_draining(pool, run.node_id)
 
 
 def is_draining(pool: Pool, node_id: NodeId) -> bool:

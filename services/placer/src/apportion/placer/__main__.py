@@ -1,0 +1,110 @@
+"""The placer as a process: settings, bus, reactor, run."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Annotated, Final, Literal
+
+import structlog
+from msgspec import Meta
+
+from apportion.contracts.ids import PLACER, PoolId
+from apportion.placer import core
+from apportion.placer.policies import POLICIES
+from apportion.placer.state import Settings, State
+from apportion.runtime import telemetry
+from apportion.runtime.clock import SystemClock
+from apportion.runtime.drain import run_service
+from apportion.runtime.health import HealthServer
+from apportion.runtime.reactor import Reactor, SnapshotFile
+from apportion.runtime.settings import Common, SettingsInvalid, from_command_line
+from apportion.runtime.stream import Bus
+
+SERVICE: Final = "placer"
+_DEFAULT: Final = Settings()
+
+log = structlog.get_logger(__name__)
+
+
+class PlacerSettings(Common, frozen=True, kw_only=True):
+    """What the placer can be told. All of it but what every service knows goes into the lease's claim."""
+
+    policy: str = _DEFAULT.policy
+    """How candidates are scored."""
+    mps_trust: Literal["pool", "tenant"] = "pool"
+    """Who may share an MPS device, where one client's fault ends the others: everybody, or jobs of one tenant."""
+    reserve_after_s: Annotated[int, Meta(ge=-1, le=2_147_483_647)] = _DEFAULT.reserve_after_s
+    """Seconds after which nodes are kept for the first job that is blocked; -1: never."""
+
+    def config(self) -> dict[str, int | str]:
+        """The settings that decisions depend on, as the claim states them."""
+        return {name: getattr(self, name) for name in sorted(Settings.__struct_fields__)}
+
+
+async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
+    """Run the placer until ``stop``; whatever ends it before is raised."""
+    pool = PoolId(settings.pool)
+    async with AsyncExitStack() as stack:
+        metrics = telemetry.start(SERVICE, settings)
+        stack.callback(metrics.shutdown)
+        bus = await Bus.connect(
+            settings.bus_url, pool=pool, name=SERVICE, on_error=lambda err: log.warning("bus_error", error=str(err))
+        )
+        stack.push_async_callback(bus.close)
+        await bus.provision()
+        reactor = Reactor(
+            core=core,
+            author=PLACER,
+            bus=bus,
+            config=settings.config(),
+            snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
+            clock=SystemClock(),
+            meter=metrics,
+        )
+        health = HealthServer(
+            SERVICE,
+            settings.data_dir,
+            port=settings.health_port,
+            is_ready=lambda: (reactor.ready.is_set(), _details(reactor.state)),
+            metrics=metrics.prometheus,
+        )
+        health.start()
+        stack.callback(health.stop)
+        await reactor.run(stop)
+
+
+def _details(state: State) -> dict[str, object]:
+    facts_seq, _ = core.position(state)
+    return {
+        "facts_seq": facts_seq,
+        "jobs": len(state.pool.jobs),
+        "jobs_waiting": len(state.waiting) + len(state.delayed),
+        "nodes": len(state.rooms),
+        "is_frozen": state.pool.frozen,
+    }
+
+
+def _settings(argv: Sequence[str]) -> PlacerSettings:
+    loaded = from_command_line(PlacerSettings, SERVICE, argv)
+    policy = loaded.settings.policy
+    if policy not in POLICIES:
+        expected = f"one of {', '.join(sorted(POLICIES))}"
+        raise SettingsInvalid(where=loaded.origins["policy"], key="policy", expected=expected, found=repr(policy))
+    return loaded.settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of a placer that was started with these arguments."""
+    try:
+        settings = _settings(sys.argv[1:] if argv is None else argv)
+    except SettingsInvalid as err:
+        print(err, file=sys.stderr)
+        return err.exit_code
+    os.umask(0o077)
+    return run_service(lambda stop: serve(settings, stop))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

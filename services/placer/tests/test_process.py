@@ -1,0 +1,132 @@
+"""The placer as a process of its own, on a real bus: it places, survives kill -9, and places nothing twice."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import Pending
+from apportion.contracts.codec import Message, decode_fact, encode_fact
+from apportion.contracts.envelope import Entry, Stream
+from apportion.contracts.ids import ADMISSION, Author, JobId, NodeId, PoolId, agent_author
+from apportion.contracts.testing import a_job, a_node, a_queue
+from apportion.placer import core
+from apportion.runtime.embedded import EmbeddedServer
+from apportion.runtime.stream import Bus, Lease
+
+pytestmark = pytest.mark.integration
+
+POOL = PoolId("main")
+
+
+class Other:
+    """Another author, whose facts the placer reads."""
+
+    def __init__(self, bus: Bus, author: Author) -> None:
+        self._bus = bus
+        self._author = author
+        self._lease: Lease | None = None
+        self._count = 0
+
+    async def state(self, *facts: ev.Fact) -> None:
+        if self._lease is None:
+            claim = ev.LeaseClaimed(author=self._author, session="test", core="test@1#0")
+            self._lease = await self._bus.claim(self._author, self._message(claim))
+        await self._bus.publish_fenced(self._lease, [self._message(fact) for fact in facts])
+
+    def _message(self, fact: ev.Fact) -> Message:
+        self._count += 1
+        return encode_fact(POOL, self._author, fact, event_id=f"{self._author}.{self._count}")
+
+
+class Service:
+    """One placer process, started again where a test kills it."""
+
+    def __init__(self, url: str, data_dir: Path) -> None:
+        self._argv = ["-m", "apportion.placer", "--bus-url", url, "--data-dir", str(data_dir)]
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self, *flags: str) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, *self._argv, *flags, stderr=asyncio.subprocess.DEVNULL
+        )
+
+    async def end(self, signum: signal.Signals) -> int:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(signum)
+        return await self.process.wait()
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
+    async with EmbeddedServer(tmp_path / "data", port=0) as server:
+        connected = await Bus.connect(server.url, pool=POOL, name="test")
+        await connected.provision()
+        yield connected
+        await connected.close()
+
+
+@pytest.fixture
+async def service(bus: Bus, tmp_path: Path) -> AsyncIterator[Service]:
+    running = Service(bus.url, tmp_path / "placer")
+    yield running
+    if running.process is not None:
+        await running.end(signal.SIGKILL)
+
+
+async def placer_facts(bus: Bus, count: int) -> list[Entry]:
+    """Everything that the placer stated from the beginning but its claims, once there is so much."""
+    reader = await bus.reader(Stream.FACTS, after=0)
+    found: list[Entry] = []
+    async with asyncio.timeout(30):
+        async for batch in reader.batches():
+            for raw in batch:
+                entry = decode_fact(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at)
+                if entry.author == "placer" and not isinstance(entry.event, ev.LeaseClaimed):
+                    found.append(entry)
+            if len(found) >= count:
+                break
+    await reader.close()
+    return found
+
+
+async def test_jobs_are_placed_and_a_killed_placer_places_none_twice(bus: Bus, service: Service) -> None:
+    """What it decided is on the stream; nothing else is needed to go on."""
+    admission, agent = Other(bus, ADMISSION), Other(bus, agent_author(NodeId("node-1")))
+    await admission.state(a_queue(), a_job("job-0"))
+    await agent.state(a_node(devices=8))
+    await service.start("--reserve-after-s", "7")
+    entries = await placer_facts(bus, 1)
+    assert isinstance(entries[0].event, ev.RunPlaced)
+    basis = entries[0].basis
+    assert basis is not None
+    assert basis.policy == core.POLICY
+    for number in range(1, 24):
+        await admission.state(a_job(f"job-{number}"))
+        if number == 12:
+            await service.end(signal.SIGKILL)
+            await service.start()
+    await placer_facts(bus, 24)
+    assert await service.end(signal.SIGTERM) == 0  # leaves a snapshot
+    await service.start()
+    await admission.state(a_job("last", devices=9))
+    events = [entry.event for entry in await placer_facts(bus, 25)]
+    assert [event.job_id for event in events[:-1] if isinstance(event, ev.RunPlaced)] == [
+        f"acme/job-{number}" for number in range(24)
+    ]
+    last = events[-1]
+    assert isinstance(last, ev.JobPendingReasonChanged)
+    assert (last.job_id, last.code) == (JobId("acme/last"), Pending.NO_MATCHING_DEVICE)
+
+
+async def test_a_policy_that_nobody_wrote_is_refused(bus: Bus, service: Service) -> None:
+    """Before anything is claimed."""
+    await service.start("--policy", "best_guess")
+    assert service.process is not None
+    assert await service.process.wait() == 2
+    assert (await bus.position(Stream.FACTS)).last_seq == 0
