@@ -78,7 +78,10 @@ Ask = Callable[[str], list[tuple[Any, ...]]]
 
 def figures(ask: Ask) -> dict[str, int]:
     """Every count and every claim, by name."""
-    return {name: int(ask(question)[0][0]) for name, question in {**COUNTS, **CLAIMS}.items()}
+    questions = {**COUNTS, **CLAIMS}
+    # One statement, since opening the log costs more than reading it.
+    [row] = ask(f"SELECT {', '.join(f'({question})' for question in questions.values())}")
+    return {name: int(count) for name, count in zip(questions, row, strict=True)}
 
 
 def broken(found: Mapping[str, int]) -> dict[str, int]:

@@ -1,0 +1,1 @@
+"""The whole stack, driven through the command."""

@@ -1,0 +1,201 @@
+"""The whole stack as its user meets it: the command ``apportion``, real processes, a real bus, a real log."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apportion.cli.leftovers import Kind, processes_of
+from apportion.cli.places import PoolNote, read_note
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+_COMMAND = (sys.executable, "-m", "apportion.cli")
+_PATIENCE_S = 60.0
+"""Only how long a broken pool may keep a test waiting; nothing is said about speed here."""
+
+
+class Pool:
+    """A pool that ``apportion up`` runs in a directory of its own."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.process: subprocess.Popen[str] | None = None
+
+    def up(self) -> PoolNote:
+        """Start it, and wait until it says that it is ready."""
+        self.process = subprocess.Popen(
+            [*_COMMAND, "up", "--port", "0", "--nodes", "2", "--data-dir", str(self.data_dir)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "APPORTION_CONFIG": ""},
+            cwd=self.data_dir.parent,
+        )
+        assert self.process.stderr is not None
+        said = []
+        for line in self.process.stderr:
+            said.append(line)
+            if line.startswith("next:"):
+                break
+        note = read_note(self.data_dir)
+        assert note is not None, "".join(said)
+        return note
+
+    def down(self) -> str:
+        """SIGTERM; what it said on its way out."""
+        assert self.process is not None
+        self.process.terminate()
+        _, said = self.process.communicate(timeout=_PATIENCE_S)
+        return said
+
+    def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """A command against this pool, ended."""
+        return subprocess.run(
+            [*_COMMAND, *arguments, "--data-dir", str(self.data_dir)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+
+    def json(self, *arguments: str, stdin: str | None = None) -> dict[str, Any]:
+        """What a command prints with ``-o json``."""
+        done = self.run(*arguments, "-o", "json", stdin=stdin)
+        assert done.stdout, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def sql(self, statement: str) -> list[dict[str, Any]]:
+        """Rows of a question to the log."""
+        rows: list[dict[str, Any]] = self.json("sql", statement)["rows"]
+        return rows
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    """A pool, ended whatever happens."""
+    made = Pool(tmp_path / "pool")
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.process.send_signal(signal.SIGTERM)
+        try:
+            made.process.wait(30)
+        except subprocess.TimeoutExpired:
+            made.process.kill()
+    for process in processes_of(made.data_dir):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def _request(name: str, *command: str, **more: Any) -> str:
+    return json.dumps({
+        "queue": "main",
+        "job_id": name,
+        "workload": {"command": command},
+        "resources": {"gpu_milli": 250, "gpu_memory_mib": 4096},
+        **more,
+    })  # fmt: skip
+
+
+def _until(what: str, is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.1)
+
+
+def test_a_pool_runs_jobs_survives_kills_and_leaves_nothing_behind(pool: Pool) -> None:
+    """The promise of `up`: work is done and told, no death of a service loses any, and the end is clean."""
+    note = pool.up()
+    assert set(note.pids) >= {"admission", "placer", "monitor", "node-agent-node-1", "node-agent-node-2", "nats-server"}
+
+    done = pool.json("submit", "-", "--wait", "finished", stdin=_request("first", "/bin/sh", "-c", "exit 0"))
+    assert done["outcome"] == "succeeded"
+    failed = pool.run(
+        "submit", "-", "--wait", "finished", "--job-exit-code", stdin=_request("fails", "/bin/sh", "-c", "exit 7")
+    )
+    assert failed.returncode == 7, failed.stderr
+    refused = pool.run("submit", "-", stdin=_request("bad", "/bin/true", gpus=1))
+    assert refused.returncode == 6
+    assert "FieldUnknown at gpus" in refused.stdout
+
+    # A run is a process that can be killed by hand, and whose end is told with its cause.
+    assert (
+        pool.json("submit", "-", "--wait", "started", stdin=_request("victim", "sleep", "600"))["outcome"] == "started"
+    )
+    pid = pool.sql(
+        "SELECT body ->> '$.pid' AS pid FROM v_event WHERE kind = 'RunStarted' AND job_id = 'default/victim'"
+    )
+    os.kill(int(pid[0]["pid"]), signal.SIGKILL)
+    _until("victim failed", lambda: pool.json("show", "default/victim")["job"]["state"] == "failed")
+    assert pool.json("show", "default/victim")["job"]["reason"] == "Killed"
+
+    # Every service dies while a job runs; the job's exit code arrives all the same.
+    sleeper = _request("survivor", "/bin/sh", "-c", "sleep 3; exit 0")
+    assert pool.json("submit", "-", "--wait", "started", stdin=sleeper)["outcome"] == "started"
+    for name, service in note.pids.items():
+        if name != "nats-server":
+            os.kill(service, signal.SIGKILL)
+    _until("restarted", lambda: _all_ready(pool, note))
+    _until("survivor ended", lambda: pool.json("show", "default/survivor")["job"]["state"] == "succeeded")
+    story = pool.json("show", "default/survivor")
+    assert [fact["kind"] for fact in story["timeline"]].count("RunStarted") == 1
+
+    # A long job is stopped on request.
+    assert pool.json("submit", "-", "--wait", "started", stdin=_request("long", "sleep", "600"))["outcome"] == "started"
+    assert pool.run("cancel", "default/long", "--reason", "no longer needed").returncode == 0
+    _until("cancelled", lambda: pool.json("show", "default/long")["job"]["state"] == "cancelled")
+
+    # One more is running when the pool ends: nothing of it may stay.
+    assert pool.json("submit", "-", "--wait", "started", stdin=_request("left", "sleep", "600"))["outcome"] == "started"
+    assert any(process.kind is Kind.RUN for process in processes_of(pool.data_dir))
+    said = pool.down()
+    assert "stopped in" in said
+    assert processes_of(pool.data_dir) == []
+    assert read_note(pool.data_dir) is None
+
+    # The log speaks without the pool, and every decision in it can be made again.
+    assert pool.json("log", "verify")["ok"] is True
+    replay = pool.json("replay", "--verify")
+    assert replay["differences"] == 0
+    assert replay["decisions"] > 0
+    assert pool.sql("SELECT count(*) AS n FROM v_double_slice") == [{"n": 0}]
+    # A chain of processes: the shell's exit code is what `show` says it was.
+    assert pool.json("show", "fails")["runs"][0]["exit_code"] == 7
+
+
+def _all_ready(pool: Pool, before: PoolNote) -> bool:
+    note = read_note(pool.data_dir)
+    assert note is not None
+    if any(note.pids.get(name) == pid for name, pid in before.pids.items() if name != "nats-server"):
+        return False
+    findings = pool.json("doctor")["doctor"]
+    return not [each for each in findings if each["verdict"] == "fail"]
+
+
+def test_a_flipped_byte_is_found_and_named(pool: Pool) -> None:
+    """The log's chain is worth something only if `log verify` says where it was broken, and scripts can tell by 9."""
+    import duckdb
+
+    pool.up()
+    assert pool.json("submit", "-", "--wait", "finished", stdin=_request("one", "/bin/true"))["outcome"] == "succeeded"
+    pool.down()
+    [path] = (pool.data_dir / "log").glob("*.duckdb")
+    with duckdb.connect(str(path)) as connection:
+        ordinal, seq = connection.execute(
+            "SELECT ordinal, stream_seq FROM events WHERE type LIKE 'RunPlaced%' LIMIT 1"
+        ).fetchone() or (0, 0)
+        connection.execute(
+            "UPDATE events SET payload = encode(replace(decode(payload), 'default', 'defaulT')) WHERE ordinal = ?",
+            [ordinal],
+        )
+    verified = pool.run("log", "verify")
+    assert verified.returncode == 9
+    assert f"facts sequence {seq}" in verified.stdout
