@@ -254,7 +254,9 @@ class Agent:
                 "facts_seq": reactor.state.facts_seq,
                 "at": self._clock.now(),
             }
-            bus.send_soon(subject, json.dumps(body).encode())
+            # Not while the connection is down: the client would keep them, and tell of a life that is long past.
+            if bus.client.is_connected:
+                bus.send_soon(subject, json.dumps(body).encode())
             await asyncio.sleep(self._settings.heartbeat_ms / 1000)
 
     async def _look(self, bus: Bus, shell: Shell) -> None:

@@ -10,8 +10,10 @@ reaches the process, limits name devices by UUID, and the watchdog looks for pro
 """
 
 import asyncio
+import functools
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Final
@@ -262,27 +264,30 @@ class Mps:
 
     async def _tool(self, domain: _Domain, arguments: list[str], commands: str, env: dict[str, str]) -> str:
         pipe = str(domain.pipe)
+        # In a thread: a few times in a device's life, and event loops differ in how they see a tool off whose daemon
+        # lives on (uvloop waits for it).
+        run = functools.partial(
+            subprocess.run,
+            ["/usr/bin/env", CONTROL, *arguments],
+            env={**self._env, "CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": pipe, **env},
+            input=commands,
+            text=True,
+            errors="replace",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            check=False,
+            timeout=_COMMAND_S_MAX,
+        )
         try:
-            process = await asyncio.create_subprocess_exec(
-                *("/usr/bin/env", CONTROL, *arguments),
-                env={**self._env, "CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": pipe, **env},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
+            done = await asyncio.get_running_loop().run_in_executor(None, run)
         except OSError as err:
             raise MpsCommandFailed(commands, code=None, said=str(err)) from err
-        try:
-            out, _ = await asyncio.wait_for(process.communicate(commands.encode()), _COMMAND_S_MAX)
-        except TimeoutError as err:
-            process.kill()
-            await process.wait()
+        except subprocess.TimeoutExpired as err:
             raise MpsCommandFailed(commands, code=None, said=f"nothing in {_COMMAND_S_MAX:g} s") from err
-        text = out.decode(errors="replace")
-        if process.returncode:
-            raise MpsCommandFailed(commands or " ".join(arguments), code=process.returncode, said=text.strip())
-        return text
+        if done.returncode:
+            raise MpsCommandFailed(commands or " ".join(arguments), code=done.returncode, said=done.stdout.strip())
+        return done.stdout
 
 
 def _limits_of(piece: Slice) -> _Limits:

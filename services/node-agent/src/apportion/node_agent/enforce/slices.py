@@ -65,14 +65,13 @@ class Slices:
         done: list[Slice] = []
         try:
             for piece in pieces:
+                enforcer = self._enforcer(piece)
                 done.append(piece)
-                one = await self._enforcer(piece).apply(run, piece)
+                one = await enforcer.apply(run, piece)
                 env |= one.env
                 enforced += one.enforced
         except (EnforcementFailed, NvmlFailed) as err:
-            for piece in done:
-                if piece.mode in self._enforcers:
-                    await self._enforcers[piece.mode].release(run, piece)
+            await self.release(run, tuple(done))
             if isinstance(err, NvmlFailed):
                 raise EnforcementFailed(
                     done[-1].device_uuid, "answer of the device", asked=done[-1].mode, observed=err
