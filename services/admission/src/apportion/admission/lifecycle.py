@@ -69,6 +69,8 @@ def is_due_now(job: JobView) -> bool:
 def next_instant(job: JobView) -> int:
     """When the job calls for a fact unless something happens before; 0 for never."""
     deadline_at = job.spec.deadline_at
+    if not deadline_at and not job.spec.time_limit_s:
+        return 0
     match job.state:
         case JobState.QUEUED:
             return deadline_at

@@ -21,7 +21,7 @@ from apportion.admission.lifecycle import is_due_now, next_instant
 from apportion.admission.refusals import Refused
 from apportion.admission.validate import DEFAULT_SHARES, ShareDefaults
 from apportion.contracts import events as ev
-from apportion.contracts.causes import WorkloadKind
+from apportion.contracts.causes import RunCause, WorkloadKind
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import ADMISSION, JobId, QueueId, RunId, TenantId, attempt_of_run, job_of_run
 from apportion.pool import state as pool_state
@@ -250,10 +250,23 @@ class State:
         match event:
             case ev.RunStarted() | ev.RunFinished() | ev.RunReleased():
                 why = why_late(self.kept, event)
-                pool_state.evolve(pool, entry)
                 if why:
                     self.kept.late[entry.seq] = Late(event.run_id, entry.event_id, why)
-                self.reconsider(job_of_run(event.run_id))
+                    pool_state.evolve(pool, entry)
+                    return
+                job_id = pool.run_jobs[event.run_id]
+                is_news = self._is_news(pool.jobs[job_id], event)
+                pool_state.evolve(pool, entry)
+                if is_news:
+                    self.reconsider(job_id)
+                return
+            case ev.RunPlaced():
+                job = pool.jobs.get(event.job_id)
+                was_running = job is not None and job.state is JobState.RUNNING
+                pool_state.evolve(pool, entry)
+                run = run_of(pool, event.run_id)
+                if not (was_running and run is not None and run.state is RunState.PLACED):
+                    self.reconsider(event.job_id)
                 return
             case ev.NodeFenced():
                 node = pool.nodes.get(event.node_id)
@@ -264,6 +277,16 @@ class State:
                 return
         pool_state.evolve(pool, entry)
         self._fold_own(entry, event)
+
+    def _is_news(self, job: JobView, event: ev.RunStarted | ev.RunFinished | ev.RunReleased) -> bool:
+        """Whether the fact can change when the job goes on: most facts of a large gang can't, and looking costs."""
+        match event:
+            case ev.RunStarted():
+                return not job.first_started_at
+            case ev.RunFinished(cause=RunCause.SUCCESS):
+                return job.job_id in self.timer_of
+            case _:
+                return True
 
     def _fold_own(self, entry: Entry, event: ev.Event | Undecodable) -> None:
         kept = self.kept
@@ -298,7 +321,7 @@ class State:
             case ev.JobStopping():
                 self.reconsider(event.job_id)
                 self._answered(event.answers)
-            case ev.RunPlaced() | ev.JobRequeued():
+            case ev.JobRequeued():
                 self.reconsider(event.job_id)
             case ev.LateFactIgnored():
                 kept.late.pop(event.fact_seq, None)
