@@ -209,8 +209,8 @@ class Processes:
         self._runs_fd = -1
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="processes")
-        self._sync_next: asyncio.Future[None] | None = None
-        self._sync_running = False
+        self._to_make: list[tuple[Intent, asyncio.Future[bool]]] = []
+        self._is_making = False
         self._serial = 0
         self.ends: asyncio.Queue[RunEnded] = asyncio.Queue()
 
@@ -435,9 +435,8 @@ class Processes:
             boot_id=self._boot_id,
             token=token,
         )
-        self._make_directory(intent)
-        # Durable before anybody may act on it: after a power failure the directory alone says that it may have run.
-        await self._sync_runs()
+        if not await self._make_directory(intent):
+            raise StartRefused(run, self.observe(run), "its directory exists")
         for _ in range(_ASK_ATTEMPTS_MAX):
             watched = await self._ask(intent)
             if watched is not None:
@@ -463,27 +462,6 @@ class Processes:
             draft.unlink()
         return True
 
-    def _make_directory(self, intent: Intent) -> None:
-        """The whole directory at once, or StartRefused where there is one."""
-        self._serial += 1
-        draft = f"{self._runs_path}/.making-{self._serial}"
-        os.mkdir(draft, 0o700)
-        os.mkdir(f"{draft}/work", 0o700)
-        fd = os.open(f"{draft}/intent.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, msgspec.json.encode(intent))
-        finally:
-            os.close(fd)
-        try:
-            os.rename(
-                draft, self._directory(intent.run_id)
-            )  # Fails on a directory that isn't empty, and none of ours is.
-        except OSError as err:
-            shutil.rmtree(draft, ignore_errors=True)
-            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            raise StartRefused(intent.run_id, self.observe(intent.run_id), "its directory exists") from err
-
     def _set_aside(self, run: RunId) -> Path | None:
         self._serial += 1
         grave = self._runs / f".removing-{self._serial}"
@@ -493,29 +471,42 @@ class Processes:
             return None
         return grave
 
-    async def _sync_runs(self) -> None:
-        """Make the names of all run directories durable; those who wait together share one sync."""
-        loop = asyncio.get_running_loop()
-        if self._sync_next is None:
-            self._sync_next = loop.create_future()
-            if not self._sync_running:
-                self._run_task(self._sync_loop())
-        await asyncio.shield(self._sync_next)
+    async def _make_directory(self, intent: Intent) -> bool:
+        """Make the run's directory and have it on disk; False where there is one.
 
-    async def _sync_loop(self) -> None:
+        Durable before anybody may act on it: after a power failure the directory alone says that the run may have
+        been started. Those who wait together share one sync.
+        """
+        made: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._to_make.append((intent, made))
+        if not self._is_making:
+            self._run_task(self._make_directories())
+        return await made
+
+    async def _make_directories(self) -> None:
         loop = asyncio.get_running_loop()
-        self._sync_running = True
+        self._is_making = True
         try:
-            while (waiting := self._sync_next) is not None:
-                self._sync_next = None
+            while self._to_make:
+                batch, self._to_make = self._to_make, []
                 try:
-                    await loop.run_in_executor(self._threads, os.fsync, self._runs_fd)
+                    # In a thread: where other processes sync, each change of a directory waits for the journal.
+                    made = await loop.run_in_executor(self._threads, self._make_and_sync, [item for item, _ in batch])
                 except OSError as err:
-                    waiting.set_exception(err)
+                    for _, future in batch:
+                        if not future.done():
+                            future.set_exception(err)
                 else:
-                    waiting.set_result(None)
+                    for (_, future), is_made in zip(batch, made, strict=True):
+                        if not future.done():
+                            future.set_result(is_made)
         finally:
-            self._sync_running = False
+            self._is_making = False
+
+    def _make_and_sync(self, intents: list[Intent]) -> list[bool]:
+        made = [_make_directory(self._runs_path, intent) for intent in intents]
+        os.fsync(self._runs_fd)
+        return made
 
     async def _wait_for_start(self, watched: _Watched) -> StartedProcess:
         """The workload's start, by its shim's word; where that was lost, by its files."""
@@ -533,7 +524,7 @@ class Processes:
         ask = self._asked[run] = _Ask(intent, loop)
         deadline = loop.call_later(_ANSWER_S_MAX, _set_unless_done, ask.answer)
         try:
-            while not self._hand_over(run, self._idle.pop() if self._idle else await self._fork_shim()):
+            while not self._hand_over(run, self._idle.pop(0) if self._idle else await self._fork_shim()):
                 pass  # That shim was gone.
             watched = await ask.answer
         finally:
@@ -819,6 +810,27 @@ class Processes:
 
     def _directory(self, run: RunId) -> str:
         return f"{self._runs_path}/{directory_name(run)}"
+
+
+def _make_directory(runs: str, intent: Intent) -> bool:
+    """The run's whole directory at once; False where there is one."""
+    draft = f"{runs}/.making-{intent.token}"
+    os.mkdir(draft, 0o700)
+    try:
+        os.mkdir(f"{draft}/work", 0o700)
+        fd = os.open(f"{draft}/intent.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, msgspec.json.encode(intent))
+        finally:
+            os.close(fd)
+        os.rename(draft, f"{runs}/{directory_name(intent.run_id)}")
+    except OSError as err:
+        shutil.rmtree(draft, ignore_errors=True)
+        # A rename fails on a directory that isn't empty, and none of ours is.
+        if err.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
 
 
 def kill_processes_of(token: str, session: int) -> int:

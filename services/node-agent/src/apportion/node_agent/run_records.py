@@ -5,6 +5,7 @@ started, running, ended, or lost?
 """
 
 from enum import StrEnum
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -204,6 +205,7 @@ def end_of_record(record: ExitRecord, intent: Intent | Unreadable) -> Ended:
             return Lost(reason=LossReason.RECORD_UNREADABLE)
 
 
+@lru_cache(maxsize=4096)
 def directory_name(run: RunId) -> str:
     """A file name for the run that nothing else shares; ``run_of_directory`` reverses it.
 

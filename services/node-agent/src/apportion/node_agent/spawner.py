@@ -170,8 +170,12 @@ class _Shim:
             self._is_withdrawn = True
         end = self._run_workload(intent)
         end["shim_cpu_us"] = round((time.process_time() - cpu_s) * 1e6)
-        self._write_exit(end)
+        record = self._write_exit(end)
         self.tell({"ended": end})
+        # Only now, as nobody waits for it: whoever was told puts the end on record as well, and what a power failure
+        # tears is read as lost.
+        os.fsync(record)
+        os.close(record)
 
     def _read_packet(self) -> str:
         """What the agent says; nothing once it has hung up."""
@@ -240,13 +244,13 @@ class _Shim:
         except OSError:
             self._can_tell = False
 
-    def _write_exit(self, record: dict[str, object]) -> None:
-        """Last, and complete or not at all: synced before it gets its name."""
+    @staticmethod
+    def _write_exit(record: dict[str, object]) -> int:
+        """Write the run's last file, complete or not at all for whoever looks; its descriptor, yet to be synced."""
         fd = os.open("exit.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, json.dumps(record).encode())
-        os.fsync(fd)
-        os.close(fd)
         os.rename("exit.tmp", "exit")
+        return fd
 
     def _run_workload(self, intent: dict[str, Any]) -> dict[str, object]:
         """Start the workload and watch it to its end; the record of that end."""
