@@ -1,5 +1,6 @@
 """Decisions of admission: this history, this moment, exactly these facts."""
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -50,7 +51,9 @@ def only(facts: list[ev.Fact], kind: type[ev.Fact]) -> Any:
 def test_a_good_request_is_admitted_with_its_defaults() -> None:
     """The normalised request is what placer and agents go by."""
     history = a_pool()
-    wish = history.wish(a_job_request(external_uri="https://x.example/1"))
+    request = a_job_request(external_uri="https://x.example/1")
+    history.wish(request)
+    digest = hashlib.sha256(msgspec.json.encode(request, order="deterministic")).hexdigest()
     assert history.decide() == [
         ev.JobAdmitted(
             job_id=JOB,
@@ -58,7 +61,7 @@ def test_a_good_request_is_admitted_with_its_defaults() -> None:
             answers=1,
             wish_id="wish-1",
             spec=a_spec(),
-            request_digest=wish.digest,
+            request_digest=digest,
             external_uri="https://x.example/1",
             caused_by="wish-1",
         )
@@ -257,6 +260,17 @@ def test_an_idempotency_key_joins_events_of_different_ids() -> None:
         assert isinstance(repeat, ev.JobDuplicate)
         assert (repeat.original_job_id, repeat.first_wish) == ("acme/job-1", 1)
     assert isinstance(other, ev.JobAdmitted)
+
+
+def test_how_a_request_is_written_makes_no_other_request_of_it() -> None:
+    """Structured mode has the event's id in the body, and no two JSON writers agree on spaces or order."""
+    history = a_pool()
+    labels = {"a": "1", "b": "2"}
+    request = a_job_request(job_id=None, idempotency_key="k", labels=labels)
+    history.wish(request, event_id="e-1", digest="11")
+    backwards = msgspec.structs.replace(request, labels=dict(reversed(labels.items())))
+    history.wish(backwards, event_id="e-2", digest="22")
+    assert isinstance(history.decide()[1], ev.JobDuplicate)
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ class JobAdmitted(Fact, frozen=True, kw_only=True, tag="JobAdmitted.v1"):
     wish_id: str
     spec: JobSpec
     request_digest: str = ""
-    """SHA-256 of the wish's body: what a repeat is compared with."""
+    """SHA-256 of what was asked, however it was written: what a repeat is compared with."""
     idempotency_key: str = ""
     quota_used_milli: int = 0
     quota_used_mib: int = 0

@@ -386,10 +386,16 @@ def identity_of(entry: Entry, tenant: TenantId, request: ev.JobRequested) -> Ide
     key = request.idempotency_key
     return Identity(
         entry.recorded_at,
-        entry.digest,
+        _request_digest(request),
         _fingerprint("event", tenant, entry.source, entry.event_id),
         b"" if key is None else _fingerprint("key", tenant, key),
     )
+
+
+def _request_digest(request: ev.JobRequested) -> str:
+    # Of what is asked, not of the bytes: in structured mode these hold the event's id, so that a request which is sent
+    # again as a new event with the same idempotency key would look like another one.
+    return hashlib.sha256(_REQUESTS.encode(request)).hexdigest()
 
 
 def _fingerprint(*parts: str) -> bytes:
@@ -443,6 +449,7 @@ def evolve(state: State, entry: Entry) -> State:
     return state
 
 
+_REQUESTS: Final = msgspec.json.Encoder(order="deterministic")
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 _DECODER: Final = msgspec.msgpack.Decoder(Written)
 
