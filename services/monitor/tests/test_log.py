@@ -5,6 +5,8 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from apportion.contracts import events as ev
 from apportion.contracts.envelope import Basis, Stream
@@ -77,6 +79,9 @@ def test_bytes_that_decode_to_nothing_are_in_the_log_with_the_reason(tmp_path: P
     hostile = [
         tape.record(Stream.WISHES, "apportion.v1.main.wish.acme.JobRequested", None, b"\x00\xff\xfe"),
         tape.record(Stream.WISHES, "apportion.v1.main.wish.acme.JobRequested", {}, b"[" * 40_000),
+        tape.record(
+            Stream.WISHES, "apportion.v1.main.wish.acme.JobRequested", {}, b'{"x":' + b"[" * 9000 + b"]" * 9000 + b"}"
+        ),
         tape.record(Stream.WISHES, "apportion.v1.main.wish.acme.Nonsense", {"a": "\udcff\x00"}, b""),
         tape.record(Stream.WISHES, "elsewhere", None, b"{}"),
         tape.record(Stream.WISHES, "apportion.v1.main.wish.acme.JobRequested", None, b"x" * 10_000_000),
@@ -91,6 +96,7 @@ def test_bytes_that_decode_to_nothing_are_in_the_log_with_the_reason(tmp_path: P
     assert [str(row[1]).partition(":")[0] for row in asked.rows] == [
         "NotUtf8",
         "FieldInvalid",
+        "FieldUnknown at x",
         "TypeUnknown at subject",
         "EnvelopeInvalid at subject or headers",
         "TooLarge",
@@ -390,3 +396,38 @@ def test_every_fact_fills_the_columns_that_it_can(tmp_path: Path) -> None:
         )
         rows = log.ask("SELECT tenant, answers, cause, caused_by, author, job_id FROM events").rows
     assert rows == [("acme", 7, "TenantUnknown", "w", "admission", None)]
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(Stream), st.binary(max_size=40), st.dictionaries(st.text(max_size=8), st.text())),
+        min_size=1,
+        max_size=25,
+    ),
+    st.data(),
+)
+def test_any_messages_in_any_batches_end_in_the_same_log(
+    tmp_path_factory: pytest.TempPathFactory, content: list[tuple[Stream, bytes, dict[str, str]]], data: st.DataObject
+) -> None:
+    """However they are cut into batches, delivered twice, or spread over lives of the writer."""
+    tape = Tape()
+    messages = [
+        tape.record(stream, f"apportion.v1.main.{stream}.x", headers, body) for stream, body, headers in content
+    ]
+    folder = tmp_path_factory.mktemp("log")
+    with EventLog.open(folder / "once.duckdb") as log:
+        log.append(messages)
+        head = log.head
+    reached = 0
+    for _ in range(2):
+        with EventLog.open(folder / "pieces.duckdb") as log:
+            for _ in range(3):
+                upto = data.draw(st.integers(reached, len(messages)))
+                again = data.draw(st.integers(0, reached))
+                log.append(messages[again:upto])
+                reached = upto
+    with EventLog.open(folder / "pieces.duckdb") as log:
+        log.append(messages[reached:])
+        assert log.head == head
+    assert verify(folder / "pieces.duckdb").rows == len(messages)

@@ -398,8 +398,8 @@ _JOB_ID_ONLY: Final = msgspec.json.Decoder(_JobIdOnly)
 def _readable_job_id(body: bytes) -> str | None:
     try:
         return _JOB_ID_ONLY.decode(body).job_id
-    except msgspec.MsgspecError:
-        return None
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None  # what is nested deeper than can be read may stand before the name
 
 
 def instant_from_timestamp(text: str) -> int:
