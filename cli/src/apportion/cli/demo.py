@@ -44,7 +44,6 @@ DEVICES: Final = 8
 PROFILE: Final = "h200"
 SUSPECT_MS: Final = 1_000
 LEASE_MS: Final = 3_000
-LOST_NODE: Final = "node-2"
 FAULT_AT_S: Final = 10.0
 RETURN_AFTER_S: Final = 4.0
 """How long the lost node stays off after its fencing."""
@@ -299,7 +298,6 @@ class Demo:
             await asyncio.sleep(0)
 
     async def _narrate(self) -> None:
-        told_refusal = False
         while True:
             await asyncio.sleep(LINE_EVERY_S)
             seen, counts = self.seen, self.seen.counts
@@ -310,13 +308,6 @@ class Demo:
                 f"  ended {seen.ended:>3}   allocated {share:.0f} %",
                 at=True,
             )
-            if seen.round_runs > 1 and not told_refusal:
-                told_refusal = True
-                self.tell(
-                    f"largest round so far: {seen.round_runs} runs placed at once,"
-                    f" stored {seen.round_ms:.0f} ms after deciding",
-                    at=True,
-                )
 
     async def _answer_why(self) -> None:
         """One real answer of `apportion why`, for a job that waits for something: what the log says of it now."""
@@ -348,26 +339,29 @@ class Demo:
     async def _fault_and_return(self) -> None:
         seen = self.seen
         await asyncio.sleep(max(0.0, min(FAULT_AT_S, self.plan.window_s / 3) - (time.monotonic() - self.story_began)))
-        affected = [run for run, (node, _) in seen.runs.items() if node == LOST_NODE]
-        ended = await self.supervisor.lose_node(LOST_NODE)
+        await self._until("a run to be placed", lambda: bool(seen.runs))
+        # The busiest one: an empty node would be a cheap loss.
+        runs_of = Counter(node for node, _ in seen.runs.values())
+        lost = min(runs_of, key=lambda node: (-runs_of[node], node))
+        ended = await self.supervisor.lose_node(lost)
         self.tell(
-            f"FAULT  {LOST_NODE} loses its power: kill -9 of"
-            f" {', '.join(f'{count} {kind}' for kind, count in ended.items())}; {len(affected)} runs held slices there",
+            f"FAULT  {lost} loses its power: kill -9 of"
+            f" {', '.join(f'{count} {kind}' for kind, count in ended.items())}; {runs_of[lost]} runs held slices there",
             at=True,
         )
         cut = time.monotonic()
-        await self._until(f"{LOST_NODE} to be fenced", lambda: NodeId(LOST_NODE) in seen.fenced)
-        fenced = seen.fenced[NodeId(LOST_NODE)]
+        await self._until(f"{lost} to be fenced", lambda: lost in seen.fenced)
+        fenced = seen.fenced[lost]
         self.tell(
-            f"lease of {LEASE_MS / 1000:g} s ended: {LOST_NODE} fenced {time.monotonic() - cut:.1f} s after the cut,"
+            f"lease of {LEASE_MS / 1000:g} s ended: {lost} fenced {time.monotonic() - cut:.1f} s after the cut,"
             f" epoch {fenced.epoch}; {len(fenced.runs)} runs are lost and their jobs go on elsewhere",
             at=True,
         )
         await asyncio.sleep(RETURN_AFTER_S)
-        self.supervisor.return_node(LOST_NODE)
-        await self._until(f"{LOST_NODE} to come back", lambda: NodeId(LOST_NODE) in seen.recovered)
+        self.supervisor.return_node(lost)
+        await self._until(f"{lost} to come back", lambda: lost in seen.recovered)
         self.tell(
-            f"{LOST_NODE} is back with epoch {fenced.epoch}; {seen.moved} of its runs were placed again by now", at=True
+            f"{lost} is back with epoch {fenced.epoch}; {seen.moved} of its runs were placed again by now", at=True
         )
 
     async def _until(self, what: str, is_true: Callable[[], bool]) -> None:
@@ -426,6 +420,8 @@ class Demo:
             "nodes": NODES,
             "devices": NODES * DEVICES,
             "simulated": True,
+            "largest_round_runs": self.seen.round_runs,
+            "largest_round_ms": round(self.seen.round_ms, 1),
             "jobs_s": round(jobs_s, 1),
             "wall_s": round(time.monotonic() - self.began, 1),
             "log": str(path),
@@ -532,11 +528,15 @@ def proof_lines(result: dict[str, Any]) -> list[str]:
     ends = "{jobs_succeeded} succeeded, {jobs_failed} failed, {jobs_cancelled} cancelled".format_map(result)
     replay = "{replay_decisions} decisions made again from the log alone: {replay_differences} differences"
     claims = "{lost} lost, {started_twice} started twice, {over_allocated} over-allocated".format_map(result)
+    runs = (
+        f"{result['runs_started']} started, {result['runs_moved']} moved off the lost node; largest round:"
+        f" {result['largest_round_runs']} placed at once, stored {result['largest_round_ms']:.0f} ms after deciding"
+    )
     return [
         "",
         f"jobs     {jobs} ({refused})",
         f"         {ends}; wait p95 {result['wait_p95_ms'] / 1000:.1f} s; {result['gpu_seconds']:.0f} GPU-s held",
-        f"runs     {result['runs_started']} started, {result['runs_moved']} moved off the lost node",
+        f"runs     {runs}",
         f"log      {result['events']} events, no gap, chain {chain}, head {result['chain_head'][:12]}",
         f"replay   {replay.format_map(result)}",
         f"{verdict}     {claims}   ({result['wall_s']:.0f} s)",
