@@ -15,7 +15,7 @@ import structlog
 
 from apportion.contracts.causes import RunCause
 from apportion.contracts.events import RunPlaced, Slice
-from apportion.contracts.ids import RunId
+from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import core, run_records
 from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import EnforcementFailed, Slices
@@ -65,6 +65,8 @@ class Shell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting: dict[RunId, RunEnded | None] = {}
         """Runs whose start isn't told yet, with their end where that came first."""
+        self._releasing: list[RunPlaced] = []
+        """What the next look at the devices is for."""
         self._slices_of: dict[RunId, tuple[Slice, ...]] = {}
         self._processes_of: dict[RunId, StartedProcess] = {}
         self.feed: Callable[[core.Observation], None] = lambda _: None
@@ -112,7 +114,9 @@ class Shell:
             case core.StopRun(run_id=run_id, grace_s=grace_s):
                 self._go(self._stop(run_id, grace_s))
             case core.ReleaseRun(order=order):
-                self._go(self._release(order))
+                if not self._releasing:
+                    self._go(self._release_all())
+                self._releasing.append(order)
             case core.RemoveRun(run_id=run_id):
                 self._go(self._remove(run_id))
             case _:
@@ -165,25 +169,37 @@ class Shell:
     async def _stop(self, run: RunId, grace_s: int) -> None:
         await self._processes.stop(run, grace_s=grace_s)
 
-    async def _release(self, order: RunPlaced) -> None:
-        run = order.run_id
+    async def _release_all(self) -> None:
+        """Take down the runs that ended; together, so that each device is asked once for all of them."""
         pauses = iter(_RELEASE_PAUSE_S)
         pause = 0.0
-        while True:
+        orders, self._releasing = self._releasing, []
+        while orders:
             try:
-                left = self._left_on_devices(run, order.slices)
-                if not left:
-                    await self._slices.release(run, order.slices)
-                    break
-            except (NvmlFailed, EnforcementFailed) as err:
-                log.warning("release_failed", run_id=run, error=str(err))
+                on_device = self._slices.pids_on({piece.device_uuid for order in orders for piece in order.slices})
+            except NvmlFailed as err:
+                log.warning("devices_unreadable", error=str(err))
             else:
-                log.info("release_waits", run_id=run, pids=sorted(left))
-            pause = next(pauses, pause)
-            await asyncio.sleep(pause)
+                orders = [order for order in orders if not await self._is_released(order, on_device)]
+            if orders:
+                pause = next(pauses, pause)
+                await asyncio.sleep(pause)
+
+    async def _is_released(self, order: RunPlaced, on_device: Mapping[DeviceUuid, set[int]]) -> bool:
+        run = order.run_id
+        left = self._left_on_devices(run, set().union(*(on_device[piece.device_uuid] for piece in order.slices)))
+        if left:
+            log.info("release_waits", run_id=run, pids=sorted(left))
+            return False
+        try:
+            await self._slices.release(run, order.slices)
+        except (NvmlFailed, EnforcementFailed) as err:
+            log.warning("release_failed", run_id=run, error=str(err))
+            return False
         self._processes_of.pop(run, None)
         self._slices_of.pop(run, None)
         self.feed(core.SlicesReleased(run_id=run, at=self._clock.now()))
+        return True
 
     async def _remove(self, run: RunId) -> None:
         await self._processes.remove(run)
@@ -207,13 +223,13 @@ class Shell:
         """Device memory by run at the last look, as a sample's body."""
         return json.dumps({"at": self._clock.now(), "memory_mib": self._watchdog.used_mib}).encode()
 
-    def _left_on_devices(self, run: RunId, slices: tuple[Slice, ...]) -> set[int]:
+    def _left_on_devices(self, run: RunId, on_device: set[int]) -> set[int]:
         """Processes of an ended run that its devices still show."""
         process = self._processes_of.get(run)
-        if process is None or not slices:
+        if process is None or not on_device:
             return set()
         ours = {process.pid, *self._watchdog.pids_of(run)}
-        return {pid for pid in self._slices.pids_on(slices) & ours if not _is_another(pid, process)}
+        return {pid for pid in on_device & ours if not _is_another(pid, process)}
 
     def _tell_end(self, ended: RunEnded) -> None:
         self.feed(self._end(ended.run_id, ended.end))

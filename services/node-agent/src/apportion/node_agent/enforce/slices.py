@@ -3,7 +3,7 @@
 The mode of each slice chooses who enforces it. A run is set up whole or not at all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -97,15 +97,16 @@ class Slices:
                     if err.name not in _GONE:
                         raise
 
-    def pids_on(self, pieces: tuple[Slice, ...]) -> set[int]:
-        """Who has a context on any of these devices."""
-        found: set[int] = set()
-        for device in {piece.device_uuid for piece in pieces}:
+    def pids_on(self, devices: Collection[DeviceUuid]) -> dict[DeviceUuid, set[int]]:
+        """Who has a context on each of these devices."""
+        found: dict[DeviceUuid, set[int]] = {}
+        for device in sorted(devices):
             try:
-                found |= {process.pid for process in self._devices.processes(device)}
+                found[device] = {process.pid for process in self._devices.processes(device)}
             except NvmlFailed as err:
                 if err.name not in _GONE:
                     raise
+                found[device] = set()
         return found
 
     def peak_mib(self, pieces: tuple[Slice, ...], pid: int) -> int | None:
