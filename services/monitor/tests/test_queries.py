@@ -258,3 +258,30 @@ def test_a_slice_is_free_once_it_was_released_or_its_node_fenced(tmp_path: Path)
             ]
         )
         assert asked(log, "SELECT * FROM v_double_slice") == []
+
+
+def test_a_strangers_bytes_spoil_no_question(tmp_path: Path) -> None:
+    """What one decoder lets pass another may refuse; the views pass over it, and the raw row is there."""
+    tape = Tape()
+    data = b'"data":{"queue":"main","workload":{"command":["x"]},"job_id":"a","labels":{"k":"\\u0000\\ud83d"}}'
+    wish = b'{"specversion":"1.0","id":"i","source":"s","type":"io.apportion.JobRequested.v1",%s,"other":%s}'
+    good = b'"data":{"queue":"main","workload":{"command":["x"]},"job_id":"a"}'
+    bodies = [
+        wish % (good, b'"\xff\xfe"'),
+        wish % (good, b"[" * 5000 + b"]" * 5000),
+        wish % (good, b'"\\ud800"'),
+        wish % (good, b"1e999"),
+        wish % (good, b"9" * 400),
+        wish % (data, b"1"),
+        wish % (good, b'1,"other":2'),
+    ]
+    subject = "apportion.v1.main.wish.acme.JobRequested"
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append([tape.record(Stream.WISHES, subject, {}, body) for body in bodies])
+        log.append([tape.fact(a_node()), tape.fact(a_job("a"), basis=BASIS)])
+        for name in VIEWS:
+            log.ask(f"SELECT * FROM {name}")
+        assert asked(log, "SELECT count(*), count(*) FILTER (job_id = 'acme/a') FROM v_event") == [(9, 5)]
+        # The first is a wish like any other to us, with bytes in it that no text may hold: it has no body as JSON.
+        unreadable = asked(log, "SELECT ordinal FROM v_event WHERE parse_error IS NULL AND body IS NULL")
+        assert unreadable == [(1,)]

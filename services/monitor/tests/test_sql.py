@@ -194,7 +194,7 @@ def test_the_process_of_a_question_can_write_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "options"), [("SELECT 1", {"limit": 0}), ("SELECT 1", {"limit": 10**9}), ("x" * 70_000, {})]
 )
-def test_limits_of_the_question_itself(copy: Path, statement: str, options: dict[str, int]) -> None:
+def test_limits_of_the_question_itself(copy: Path, statement: str, options: dict[str, Any]) -> None:
     """Said before a process is started for it."""
     assert sql.ask(copy, statement, **options)["error"]["code"] == "StatementRefused"
 

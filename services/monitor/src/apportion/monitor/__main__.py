@@ -86,7 +86,10 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
         await writer.start()
         await queries.start()
         await hearing.start()
-        await _until_stopped(stop, reactor, hearing, writer)
+        try:
+            await _until_stopped(stop, reactor, hearing, writer)
+        finally:
+            queries.close()
     finally:
         if health is not None:
             health.stop()

@@ -48,6 +48,8 @@ class Hearing:
         # A tick may be late by itself; half of what makes a node suspect is a pause.
         self._pause_ns = suspect_ms * NS_PER_MS // 2
         self._last_ns: int | None = None
+        self._heard: dict[NodeId, Heard] = {}
+        """The newest sign of each node since the last tick."""
         self._subject = subjects.sample(bus.pool, _OURSELVES, TICK)
         self.malformed = 0
         """Heartbeats that could not be read."""
@@ -72,6 +74,10 @@ class Hearing:
         with contextlib.suppress(ValueError):
             if 0 <= now - int(message.data) < self._pause_ns:
                 self._passed(now)
+                # Together, so that a large fleet is judged once a tick and not once a heartbeat.
+                for heard in self._heard.values():
+                    self._feed(heard)
+                self._heard.clear()
                 self._feed(Tick(at_ns=now))
 
     async def _on_heartbeat(self, message: Msg) -> None:
@@ -83,7 +89,7 @@ class Hearing:
             self.malformed += 1
             return
         node = subjects.node_of_sample(message.subject)
-        self._feed(Heard(node=node, session=beat.session, epoch=beat.epoch, at_ns=now))
+        self._heard[node] = Heard(node=node, session=beat.session, epoch=beat.epoch, at_ns=now)
 
     def _passed(self, now: int) -> None:
         """Note that the monitor hears at this instant, and tell the core where it had not for a while."""

@@ -5,6 +5,7 @@ facts, what has ended from the log; nothing here changes anything.
 """
 
 import asyncio
+import subprocess
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final, TypeVar
 
@@ -80,6 +81,7 @@ class QueryService:
         self._clock = clock
         self._slots = asyncio.Semaphore(QUESTIONS_AT_ONCE)
         self._asking = 0
+        self._running: set[subprocess.Popen[bytes]] = set()
 
     async def start(self) -> None:
         """Listen on each question's subject."""
@@ -92,6 +94,11 @@ class QueryService:
         ):
             await self._bus.serve(subjects.query(self._bus.pool, name), handler)
 
+    def close(self) -> None:
+        """End the questions that are being answered: a drain does not wait for them."""
+        for worker in list(self._running):
+            worker.kill()
+
     async def sql(self, asked: SqlAsked) -> dict[str, Any]:
         """``columns``, ``rows``, ``truncated`` and ``as_of``; or ``error``."""
         if self._asking >= QUESTIONS_AT_ONCE + QUESTIONS_WAITING_MAX:
@@ -99,7 +106,9 @@ class QueryService:
         self._asking += 1
         try:
             async with self._slots, self._replicas.newest() as copy:
-                answer = await asyncio.to_thread(sql.ask, copy.path, asked.statement, limit=asked.limit)
+                answer = await asyncio.to_thread(
+                    sql.ask, copy.path, asked.statement, limit=asked.limit, running=self._running
+                )
             as_of = {
                 "ordinal": copy.head.ordinal,
                 "recorded_at": copy.head.recorded_at,

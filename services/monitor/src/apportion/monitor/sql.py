@@ -20,10 +20,18 @@ _GRACE_S: Final = 5.0
 """What starting the process and opening the file may take beside the question itself."""
 
 
-def ask(path: Path, statement: str, *, limit: int = ROWS_DEFAULT, seconds: float = SECONDS_MAX) -> dict[str, Any]:
+def ask(
+    path: Path,
+    statement: str,
+    *,
+    limit: int = ROWS_DEFAULT,
+    seconds: float = SECONDS_MAX,
+    running: "set[subprocess.Popen[bytes]] | None" = None,
+) -> dict[str, Any]:
     """``columns``, ``rows`` and ``truncated`` of a statement on a log that nobody writes; or ``error`` and why.
 
-    Never raises for what the statement says. At most ``limit`` rows (1 to ROWS_MAX) and 768 KiB come back.
+    Never raises for what the statement says. At most ``limit`` rows (1 to ROWS_MAX) and 768 KiB come back. While the
+    question's process lives it is in ``running``, so that whoever has to leave can end it.
     """
     if len(statement) > STATEMENT_CHARS_MAX:
         return _refused(f"a statement has at most {STATEMENT_CHARS_MAX} characters, not {len(statement)}")
@@ -39,24 +47,30 @@ def ask(path: Path, statement: str, *, limit: int = ROWS_DEFAULT, seconds: float
         encoded = msgspec.json.encode(question)
     except UnicodeEncodeError:
         return _refused("a statement is UTF-8")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-m", "apportion.monitor.sql_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={},  # nothing of ours: no addresses, no tokens
+        cwd=path.absolute().parent,
+    ) as worker:
+        if running is not None:
+            running.add(worker)
+        try:
+            said, words = worker.communicate(encoded, timeout=seconds + _GRACE_S)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            return _refused(f"it took longer than {seconds:g} s and was killed")
+        finally:
+            if running is not None:
+                running.discard(worker)
     try:
-        worker = subprocess.run(
-            [sys.executable, "-I", "-m", "apportion.monitor.sql_worker"],
-            input=encoded,
-            capture_output=True,
-            timeout=seconds + _GRACE_S,
-            env={},  # nothing of ours: no addresses, no tokens
-            cwd=path.absolute().parent,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return _refused(f"it took longer than {seconds:g} s and was killed")
-    try:
-        answer: dict[str, Any] = msgspec.json.decode(worker.stdout)
+        answer: dict[str, Any] = msgspec.json.decode(said)
     except msgspec.DecodeError:
         # Killed by one of its limits, or worse; its last words help whoever looks into it.
-        words = worker.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]
-        return _refused(f"the question ended its process (exit {worker.returncode}): {words}")
+        last = words.decode(errors="replace").strip().rpartition("\n")[2][:300]
+        return _refused(f"the question ended its process (exit {worker.returncode}): {last}")
     return answer
 
 
