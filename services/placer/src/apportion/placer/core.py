@@ -5,6 +5,7 @@ a job is over, is admission's; what happens on a node is its agent's.
 """
 
 import hashlib
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -15,18 +16,16 @@ from apportion.contracts.envelope import Entry
 from apportion.placer import state as states
 from apportion.placer.policies import POLICIES, Policy
 from apportion.placer.policies.best_fit import BEST_FIT
-from apportion.placer.reasons import Reason, changes, too_early
+from apportion.placer.reasons import Reason, changes
 from apportion.placer.rounds import FACTS_MAX, Round
 from apportion.placer.state import (
     ENDING,
     Kept,
-    OrderKey,
     S,
     Settings,
     State,
     is_draining,
     must_stop,
-    order_of,
     state_of,
 )
 from apportion.pool.state import JobView, Pool, run_of
@@ -138,19 +137,10 @@ def _stops(state: State, now: int) -> list[ev.Fact]:
 
 
 def _waits(round_: Round, room_for: int) -> list[ev.JobPendingReasonChanged]:
-    """What is new of those who wait: first the first of each line, then the rest, all in order."""
+    """What is new of those who wait, as far as the batch has room."""
     if round_.is_full or room_for <= 0:
         return []
-    state, now = round_.state, round_.now
-    found: list[tuple[bool, OrderKey, Reason]] = []
-    for is_first, key, reason in changes(round_):
-        found.append((not is_first, key, reason))
-    for job_id in state.untold:
-        job = state.pool.jobs[job_id]
-        if job.not_before_at > now:
-            found.append((True, order_of(job), too_early(job)))
-    found.sort(key=lambda each: (each[0], each[1]))
-    return [_wait(state.pool.jobs[key[3]], reason, now) for _, key, reason in found[:room_for]]
+    return [_wait(job, reason, round_.now) for job, reason in islice(changes(round_), room_for)]
 
 
 def _wait(job: JobView, reason: Reason, now: int) -> ev.JobPendingReasonChanged:

@@ -1,6 +1,8 @@
 """Why a job waits, in numbers and in one sentence: what it asked, what there is, who holds it, and what would help."""
 
 from collections.abc import Iterator
+from heapq import merge
+from itertools import chain
 from typing import Final
 
 from msgspec import Struct
@@ -9,7 +11,7 @@ from apportion.contracts.causes import Mode, Pending
 from apportion.contracts.ids import JobId
 from apportion.placer.rooms import NEVER, Demand, Out
 from apportion.placer.rounds import Block, Line, Round
-from apportion.placer.state import OrderKey, Shape
+from apportion.placer.state import OrderKey, Shape, order_of
 from apportion.pool.state import JobView
 
 BLOCKERS_MAX: Final = 8
@@ -140,43 +142,58 @@ def too_early(job: JobView) -> Reason:
     )
 
 
-def changes(round_: Round) -> Iterator[tuple[bool, OrderKey, Reason]]:
-    """What is to be said of those who wait: whether it is the first of its line, its place in the order, and why.
+def changes(round_: Round) -> Iterator[tuple[JobView, Reason]]:
+    """What is to be said of those who wait: first of the first in each line, then of the rest, both in order.
 
     Of the first job in each line everything new is said. Those behind it wait for the same, and are told again only
     when another sort of thing keeps them waiting: else one slice that changes hands would mean a fact for each of them.
     """
-    for line in round_.lines:
-        if line.block is None:
+    jobs = round_.state.pool.jobs
+    blocked = [line for line in round_.lines if line.block is not None and line.at < len(line.keys)]
+    codes = [_code(round_, line) for line in blocked]
+    known: dict[Shape, Reason] = {}
+    firsts = [
+        (line.keys[line.at], number)
+        for number, (line, code) in enumerate(zip(blocked, codes, strict=True))
+        if _is_outdated(round_, line, code, jobs[line.keys[line.at][3]])
+    ]
+    # Merged as they are asked for: a batch holds a few hundred of what may be many thousands.
+    rest = merge(
+        *(_behind(round_, line, code, number) for number, (line, code) in enumerate(zip(blocked, codes, strict=True)))
+    )
+    for key, number in chain(sorted(firsts), merge(rest, _early(round_))):
+        if number < 0:
+            yield jobs[key[3]], too_early(jobs[key[3]])
             continue
-        reason: Reason | None = None
-        code = code_of(round_, line.shape.demand, line.block)
-        for is_first, key in _outdated(round_, line, code):
-            if reason is None:
-                reason = reason_of(round_, line.shape, line.block)
-            yield is_first, key, reason
+        line = blocked[number]
+        reason = known.get(line.shape)
+        if reason is None:
+            assert line.block is not None
+            reason = known[line.shape] = reason_of(round_, line.shape, line.block)
+        yield jobs[key[3]], reason
 
 
-def _outdated(round_: Round, line: Line, code: Pending) -> Iterator[tuple[bool, OrderKey]]:
-    block = line.block
-    assert block is not None
-    if line.at >= len(line.keys):
-        return
+def _code(round_: Round, line: Line) -> Pending:
+    assert line.block is not None
+    return code_of(round_, line.shape.demand, line.block)
+
+
+def _early(round_: Round) -> list[tuple[OrderKey, int]]:
+    """Those of which nothing was said yet and whose instant has not come."""
+    jobs = round_.state.pool.jobs
+    return sorted(
+        (order_of(jobs[job_id]), -1) for job_id in round_.state.untold if jobs[job_id].not_before_at > round_.now
+    )
+
+
+def _behind(round_: Round, line: Line, code: Pending, number: int) -> Iterator[tuple[OrderKey, int]]:
+    """Those behind the first who are to be told, in order."""
+    jobs = round_.state.pool.jobs
     first = line.keys[line.at]
-    if _is_outdated(round_, line, code, round_.state.pool.jobs[first[3]]):
-        yield True, first
-    for key in sorted(line.due):
-        if key > first:
-            yield False, key
-    if line.group is None:
-        return
-    for told, keys in sorted(line.group.told.items()):
-        if _is_alike(told, code):
-            continue
-        jobs = round_.state.pool.jobs
-        for key in keys:
-            if key > first and jobs[key[3]].not_before_at <= round_.now:
-                yield False, key
+    told = line.group.told if line.group is not None else {}
+    for key in merge(line.due, *(keys for before, keys in sorted(told.items()) if not _is_alike(before, code))):
+        if key > first and jobs[key[3]].not_before_at <= round_.now:
+            yield key, number
 
 
 def _is_alike(told: Pending, code: Pending) -> bool:

@@ -79,7 +79,7 @@ class Line:
     """The group's own list where nothing was added: not to be changed."""
     group: Group | None
     due: list[OrderKey]
-    """Those of which nothing was said since their instant passed."""
+    """Those of which nothing was said since their instant passed, in order."""
     at: int = 0
     block: Block | None = None
 
@@ -360,6 +360,7 @@ def _lines(state: State, now: int) -> list[Line]:
     lines = []
     for shape, group in state.groups.items():
         added = due.pop(shape, [])
+        added.sort()
         lines.append(Line(shape, sorted(group.keys + added) if added else group.keys, group, added))
-    lines.extend(Line(shape, sorted(keys), None, keys) for shape, keys in due.items())
+    lines.extend(Line(shape, sorted(keys), None, sorted(keys)) for shape, keys in due.items())
     return lines
