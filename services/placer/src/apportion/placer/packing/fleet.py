@@ -29,16 +29,18 @@ class NodeSpec(NamedTuple):
 class NodeClass:
     """Nodes of one model with equal residuals; `rooms` are the milli left on each device, largest first.
 
-    `nodes` holds the ordinals of its members in ascending order; a class without members is dead, and a reader drops it.
+    `nodes` holds the ordinals of its members in ascending order; a class without members is dead, and readers drop it.
+    `notes` belongs to the policy: what it worked out about the class, to be thrown away with it.
     """
 
-    __slots__ = ("cpu_milli", "free_milli", "key", "memory_mib", "model", "nodes", "rooms", "whole")
+    __slots__ = ("cpu_milli", "free_milli", "key", "memory_mib", "model", "nodes", "notes", "rooms", "whole")
 
     def __init__(self, key: ClassKey) -> None:
         self.key = key
         self.free_milli, self.cpu_milli, self.memory_mib, self.model, self.rooms = key
         self.whole = self.rooms.count(WHOLE_DEVICE_MILLI)
         self.nodes: list[int] = []
+        self.notes: object = None
 
     @property
     def kind(self) -> int:
@@ -77,19 +79,20 @@ class AppearanceLog:
 def key_after(cls: NodeClass, shape: Shape, room: int) -> ClassKey:
     """The class that a member becomes by hosting the shape; `room` is the device room that a single device takes."""
     free, cpu, memory, model, rooms = cls.key
-    if shape.devices == 1:
+    cpu_milli, memory_mib, devices, device_milli, _ = shape
+    if device_milli == WHOLE_DEVICE_MILLI:
+        # Whole devices come first in the order, and empty ones go last.
+        rooms = rooms[devices:] + (0,) * devices
+    elif devices:
         left = list(rooms)
         left.remove(room)
-        rest = room - shape.device_milli
+        rest = room - device_milli
         at = len(left)
         while at and left[at - 1] < rest:
             at -= 1
         left.insert(at, rest)
         rooms = tuple(left)
-    elif shape.devices:
-        # Whole devices come first in the order, and empty ones go last.
-        rooms = rooms[shape.devices :] + (0,) * shape.devices
-    return (free - shape.total_milli, cpu - shape.cpu_milli, memory - shape.memory_mib, model, rooms)
+    return (free - devices * device_milli, cpu - cpu_milli, memory - memory_mib, model, rooms)
 
 
 class Fleet:
@@ -194,7 +197,7 @@ class Fleet:
 
 
 class Follower:
-    """Reads the logs of appearances for one shape: which classes that can host it are new since the last look?"""
+    """Reads the logs of appearances for one shape: the classes that can host it and are new since the last look."""
 
     __slots__ = ("_allowed", "_fleet", "_kinds", "_seen", "_shape")
 

@@ -1,7 +1,7 @@
 """Fragmentation gradient descent: place where what typical demands can no longer use grows least.
 
 After Weng et al., "Beware of Fragmentation" (USENIX ATC 2023), with the details that decide its published figures: a
-logistic score in whole points, the most popular demands up to 95 % of the tasks, CPU-only ones included, no host memory.
+logistic score in whole points, the most popular demands up to 95 % of the tasks (CPU-only ones too), no host memory.
 """
 
 from bisect import bisect_right
@@ -34,7 +34,7 @@ class _Typical(NamedTuple):
     device_milli: int
     devices: int
     allowed: int
-    count: int
+    weight: int
 
 
 class FragmentationGradient:
@@ -108,11 +108,11 @@ class FragmentationGradient:
         whole = rooms.count(WHOLE_DEVICE_MILLI)
         top = rooms[0] if rooms else 0
         usable = 0
-        for cpu, device_milli, devices, allowed, count in self._typical:
+        for cpu, device_milli, devices, allowed, weight in self._typical:
             if not devices or cpu > cpu_milli or device_milli > top or not allowed >> model & 1 or devices > len(rooms):
                 continue
             if devices > 1 and devices > whole:
                 continue
-            usable += count * (free if device_milli <= rooms[-1] else sum(r for r in rooms if r >= device_milli))
+            usable += weight * (free if device_milli <= rooms[-1] else sum(r for r in rooms if r >= device_milli))
         amount = self._amounts[key] = free * self._weight - usable
         return amount

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from apportion.placer.packing.demand import WHOLE_DEVICE_MILLI, Mix, Shape
 from apportion.placer.packing.fleet import ClassKey, Fleet, Follower, NodeClass, key_after
 from apportion.placer.packing.policy import Choice
-from apportion.placer.packing.streams import StreamValues
+from apportion.placer.packing.streams import StreamLibrary, StreamValues
 from apportion.placer.packing.tails import MILLE, normal_exceeds, poisson_tail
 
 # How many classes are judged per decision, the tightest first, those of the cheapest models before the others.
@@ -26,12 +26,18 @@ _LEVEL_MILLE = 25
 
 # A slot's bid is this share of its devices' worth: the node isn't idle while nobody asks for the slot.
 _SLOT_BID_PERCENT = 50
-# The number of tasks to come is rounded down to this, so that prices hold for a while.
-_TASKS_STEP = 128
+# What prices are worked out from keeps this many binary digits, so that a price holds for a while.
+_PRICE_BITS = 6
 
 _INDEXES_MAX = 512
 _SLOT_COUNTS_MAX = 1 << 16
 _NEVER = 1 << 62
+
+
+def _rounded(amount: int) -> int:
+    """The amount without its digits below the leading few."""
+    spare = max(amount.bit_length() - _PRICE_BITS, 0)
+    return amount >> spare << spare
 
 
 class _Slot(NamedTuple):
@@ -50,6 +56,14 @@ class _Bound(NamedTuple):
     squared: int
 
 
+class _Notes(NamedTuple):
+    """What is known of a class under one mix: its value, and its slots of each kind (none: no kind)."""
+
+    epoch: int
+    value: int
+    slots: list[int]
+
+
 class _Record:
     """What is known of one class for one shape; losses and destroyed slots depend on its state alone."""
 
@@ -59,26 +73,32 @@ class _Record:
         self.cls = cls
         self.loss = -_NEVER
         self.room = 0
+        # Which kinds of slot go, and how many devices with them.
         self.slots: tuple[tuple[int, int], ...] = ()
 
 
 class _ShapeIndex:
+    """The classes that can host one shape, tightest first."""
+
     __slots__ = ("follower", "order", "records", "total_milli")
 
     def __init__(self, fleet: Fleet, shape: Shape) -> None:
         self.follower = Follower(fleet, shape)
-        self.order: list[ClassKey] = []
         self.records: dict[ClassKey, _Record] = {}
+        # Keys are unique, so that no comparison ever reaches the record.
+        self.order: list[tuple[ClassKey, _Record]] = []
         self.total_milli = shape.total_milli
 
 
 class Headroom:
     """The pool's own policy; with `learn`, the mix is what has arrived so far."""
 
-    def __init__(self, fleet: Fleet, mix: Mix, *, learn: bool = False) -> None:
+    def __init__(self, fleet: Fleet, mix: Mix, *, learn: bool = False, library: StreamLibrary | None = None) -> None:
         self._fleet = fleet
         self._mix = mix
         self._learn = learn
+        self._library = library or StreamLibrary(limit=len(fleet.models))
+        self._epoch = 0
         self._indexes: dict[Shape, _ShapeIndex] = {}
         self._values: list[StreamValues] = []
         self._slots: list[_Slot] = []
@@ -87,6 +107,8 @@ class Headroom:
         self._bound: list[_Bound] = []
         self._tasks_per_milli = (0, 1)
         self._tails: tuple[int, list[list[int]]] = (-1, [])
+        self._odds: list[int] = []
+        self._dear = False
         self._model_prices: tuple[tuple[int, ...], list[int]] = ((), [0] * len(fleet.models))
         self._refresh_at = 1
         fleet.watch(self._moved)
@@ -105,29 +127,30 @@ class Headroom:
         for cls in index.follower.news():
             record = records.get(cls.key)
             if record is None:
-                records[cls.key] = _Record(cls)
-                insort(order, cls.key)
+                record = records[cls.key] = _Record(cls)
+                insort(order, (cls.key, record))
             else:
                 record.cls = cls
         # A task without devices has no business with what devices are worth.
         prices = self._prices_of_models() if self._bound and shape.devices else None
         if self._slots:
             self._update_tails()
+        dear = self._dear
         best: _Record | None = None
         best_cost = _NEVER
         judged = 0
         dead: list[ClassKey] = []
-        for key in order if prices is None else self._by_price(order, prices):
-            record = records[key]
+        for key, record in order if prices is None else self._by_price(order, prices):
             if not record.cls.nodes:
                 dead.append(key)
                 continue
-            if record.loss == -_NEVER:
-                self._judge(record, shape)
             cost = record.loss
+            if cost == -_NEVER:
+                self._judge(record, shape)
+                cost = record.loss
             if prices is not None:
                 cost += prices[key[3]] * index.total_milli // MILLE
-            if record.slots:
+            if dear and record.slots:
                 cost += self._bid_for_slots(record.slots)
             if cost < best_cost:
                 best_cost = cost
@@ -136,8 +159,8 @@ class Headroom:
             if judged == CANDIDATES:
                 break
         for key in dead:
+            del order[bisect_left(order, (key,))]
             del records[key]
-            del order[bisect_left(order, key)]
         return None if best is None else Choice(best.cls, best.room)
 
     def arrived(self, shape: Shape) -> None:
@@ -159,16 +182,14 @@ class Headroom:
 
     def _refresh(self) -> None:
         fleet = self._fleet
+        self._epoch += 1
         # Sorted by shape, so that what arrived first makes no difference.
         counts = sorted((shape, count) for shape, count in self._mix.counts.items() if shape.devices)
         allowed = [fleet.allowed(shape) for shape, _ in counts]
-        by_counts: dict[tuple[int, ...], StreamValues] = {}
         self._values = []
         for model in range(len(fleet.models)):
             accepted = tuple(at for at, mask in enumerate(allowed) if mask >> model & 1)
-            if accepted not in by_counts:
-                by_counts[accepted] = StreamValues([counts[at] for at in accepted], len(by_counts) + 1)
-            self._values.append(by_counts[accepted])
+            self._values.append(self._library.values([counts[at] for at in accepted]))
         self._tasks_per_milli = (self._mix.total, sum(shape.total_milli * count for shape, count in counts))
         self._set_slots([(shape, mask, count) for (shape, count), mask in zip(counts, allowed, strict=True)])
         everything = (1 << len(fleet.models)) - 1
@@ -231,32 +252,42 @@ class Headroom:
         return found
 
     def _moved(self, before: NodeClass, after: NodeClass) -> None:
-        if self._slots and (before.whole > 1 or after.whole > 1):
-            for at, slots in enumerate(self._slots_of(before.key)):
-                self._slots_left[at] -= slots
-            for at, slots in enumerate(self._slots_of(after.key)):
-                self._slots_left[at] += slots
+        if not self._slots or (before.whole < 2 and after.whole < 2):
+            return
+        none = [0] * len(self._slots)
+        for at, (had, has) in enumerate(
+            zip(self._slots_of(before.key) or none, self._slots_of(after.key) or none, strict=True)
+        ):
+            if had != has:
+                self._slots_left[at] += has - had
+                self._set_odds(at)
 
-    def _bid_for_slots(self, destroyed: tuple[tuple[int, int], ...]) -> int:
-        """The dearest of the slots that go, in milli: its devices at the odds that somebody will miss it."""
+    def _set_odds(self, at: int) -> None:
         tails = self._tails[1]
-        dearest = 0
-        for at, slots in destroyed:
-            tail = tails[at]
+        if tails:
             left = self._slots_left[at]
-            if left < len(tail):
-                # A thousandth of a device at odds of a thousandth: the product is in milli as it stands.
-                bid = slots * self._slots[at].shape.devices * tail[left]
-                dearest = max(dearest, bid)
-        return dearest * _SLOT_BID_PERCENT // 100
+            self._odds[at] = tails[at][left] if left < len(tails[at]) else 0
+            # Never reset here: a needless look at the bids costs little, a missed one would change choices.
+            self._dear = self._dear or self._odds[at] > 0
 
     def _update_tails(self) -> None:
+        """Renew the odds that each kind of slot will be missed, if the number of tasks to come has changed."""
         tasks = self._tasks_to_come()
         if self._tails[0] != tasks:
             by_rivals = {
                 slot.rivals: poisson_tail(tasks * slot.rivals * MILLE // self._mix_total) for slot in self._slots
             }
             self._tails = (tasks, [by_rivals[slot.rivals] for slot in self._slots])
+            self._dear = False
+            self._odds = [0] * len(self._slots)
+            for at in range(len(self._slots)):
+                self._set_odds(at)
+
+    def _bid_for_slots(self, destroyed: tuple[tuple[int, int], ...]) -> int:
+        """The dearest of the slots that go, in milli: its devices at the odds that somebody will miss it."""
+        odds = self._odds
+        # A device is 1000 milli and odds are in thousandths: the product is in milli as it stands.
+        return max([devices * odds[at] for at, devices in destroyed]) * _SLOT_BID_PERCENT // 100
 
     # Models: devices that some demands can't do without -------------------------------------------------------------
 
@@ -269,11 +300,11 @@ class Headroom:
         tasks, milli = self._tasks_per_milli
         if not milli:
             return 0
-        return (self._fleet.free_milli * tasks * _HORIZON_MILLE // (milli * MILLE)) // _TASKS_STEP * _TASKS_STEP
+        return _rounded(self._fleet.free_milli * tasks * _HORIZON_MILLE // (milli * MILLE))
 
     def _prices_of_models(self) -> list[int]:
         """For each model the odds, in thousandths, that demand bound to it exceeds what is left of it."""
-        free = [left // 8000 * 8 for left in self._fleet.free_by_model]
+        free = [_rounded(left) for left in self._fleet.free_by_model]
         tasks = self._tasks_to_come()
         basis = (tasks, *free)
         if self._model_prices[0] == basis:
@@ -288,42 +319,56 @@ class Headroom:
                 wanted[model] += tasks * milli * free[model] // (together * self._mix_total)
                 variance[model] += tasks * squared * free[model] // (together * self._mix_total)
         prices = [
-            normal_exceeds(wanted[model] - free[model] * _USEFUL_MILLE, variance[model]) for model in range(len(free))
+            normal_exceeds(wanted[model] - free[model] * _USEFUL_MILLE // MILLE, variance[model])
+            for model in range(len(free))
         ]
         self._model_prices = (basis, prices)
         return prices
 
-    def _by_price(self, order: list[ClassKey], prices: list[int]) -> list[ClassKey]:
+    @staticmethod
+    def _by_price(order: list[tuple[ClassKey, _Record]], prices: list[int]) -> list[tuple[ClassKey, _Record]]:
         levels = [price // _LEVEL_MILLE for price in prices]
         if not any(levels):
             return order
         # The sort is stable: within a level the tightest stays first.
-        return sorted(order, key=lambda key: levels[key[3]])
+        return sorted(order, key=lambda entry: levels[entry[0][3]])
 
     # Loss: what the node's value drops by ---------------------------------------------------------------------------
 
+    def _notes_on(self, cls: NodeClass) -> _Notes:
+        notes = cls.notes
+        if not isinstance(notes, _Notes) or notes.epoch != self._epoch:
+            value = self._values[cls.model].value(cls.cpu_milli, cls.memory_mib, cls.rooms)
+            notes = cls.notes = _Notes(self._epoch, value, self._slots_of(cls.key) if self._slots else [])
+        return notes
+
     def _judge(self, record: _Record, shape: Shape) -> None:
         cls = record.cls
-        rooms = (0,)
-        if shape.devices == 1:
+        rooms = cls.rooms[:1] or (0,)
+        if 0 < shape.device_milli < WHOLE_DEVICE_MILLI:
             rooms = tuple(sorted({room for room in cls.rooms if room >= shape.device_milli}))
         if not self._values:
             record.loss, record.room = 0, rooms[0]
             return
         value = self._values[cls.model].value
-        least = _NEVER
+        most = -1
+        after = best_after = cls.key
         for room in rooms:
             after = key_after(cls, shape, room)
-            loss = -value(after[1], after[2], after[4])
-            if loss < least:
-                least = loss
+            kept = value(after[1], after[2], after[4])
+            if kept > most:
+                most = kept
                 record.room = room
                 best_after = after
-        record.loss = least + value(cls.cpu_milli, cls.memory_mib, cls.rooms)
-        if self._slots and cls.whole > 1:
+        notes = self._notes_on(cls)
+        record.loss = notes.value - most
+        if notes.slots:
             slots_after = self._slots_of(best_after) or [0] * len(self._slots)
-            record.slots = tuple(
-                (at, had - has)
-                for at, (had, has) in enumerate(zip(self._slots_of(cls.key), slots_after, strict=True))
-                if had > has
-            )
+            if slots_after != notes.slots:
+                record.slots = tuple(
+                    [
+                        (at, (had - has) * self._slots[at].shape.devices)
+                        for at, (had, has) in enumerate(zip(notes.slots, slots_after, strict=True))
+                        if had > has
+                    ]
+                )

@@ -1,8 +1,8 @@
 """What a stream of a known workload could still fit on a node: the value of keeping that node as it is.
 
 A few fixed streams of single-device tasks are drawn from the mix for each kind of node. A node's value is the device
-share that the streams would fill on it, first come, tightest device first; full streams weigh more than poor ones, as in
-a pool a task goes where it suits, and a node sees what suits it. Values are cached by a state that is rounded to what
+share that the streams would fill on it, first come, tightest device first. Full streams weigh more than poor ones: in a
+pool a task goes where it suits, so that a node sees what suits it. Values are cached by a state that is rounded to what
 the mix can tell apart.
 """
 
@@ -15,11 +15,17 @@ from apportion.placer.packing.draws import Draws
 STREAMS = 16
 STREAM_TASKS = 60
 
-# Units in which streams are played. Residuals are rounded down to a few of them, so that near-equal nodes share a value.
+# Units in which streams are played. Residuals are rounded down to a few of them: near-equal nodes share a value.
 _CPU_UNIT_MILLI = 500
 _MEMORY_UNIT_MIB = 1024
 _CPU_STEP_MILLI = 2000
 _MEMORY_STEP_MIB = 8192
+
+# Where the tables of a stream end; what a node has beyond is left out of account.
+_CPU_UNITS_MAX = 512
+_MEMORY_UNITS_MAX = 1280
+
+_SEED = 1
 
 # Beyond this many per device, CPU and memory no longer matter: more than nearly all tasks could use on it.
 _CPU_MILLI_PER_WHOLE = 26_000
@@ -32,7 +38,7 @@ _PART_MILLI = 320
 _SIZE_RARITY = 100
 
 # One stream as bit masks over its positions: which tasks fit this much CPU, memory and room, and the tasks themselves.
-_Stream = tuple[list[int], list[int], list[int], list[tuple[int, int, int]]]
+_Stream = tuple[list[int], list[int], list[int], dict[int, tuple[int, int, int]]]
 
 StateKey = tuple[int, int, tuple[int, ...]]
 
@@ -84,34 +90,55 @@ class StreamValues:
         return tuple(useful), cpu_max, memory_max
 
     def _play(self, cpu: int, memory: int, rooms: tuple[int, ...]) -> int:
+        cpu = min(cpu, _CPU_UNITS_MAX)
+        memory = min(memory, _MEMORY_UNITS_MAX)
+        top = rooms[-1]
         filled = []
         for by_cpu, by_memory, by_room, tasks in self._streams:
-            cpu_left = cpu if cpu < len(by_cpu) else len(by_cpu) - 1
-            memory_left = memory if memory < len(by_memory) else len(by_memory) - 1
-            left = list(rooms)
-            waiting = -1
+            # What fits only shrinks, so a task that was passed over is never looked at again.
+            waiting = by_cpu[cpu] & by_memory[memory] & by_room[top]
             used = 0
-            while left:
-                # What fits only shrinks, so a task that was passed over is never looked at again.
-                waiting &= by_cpu[cpu_left] & by_memory[memory_left] & by_room[left[-1]]
-                if not waiting:
-                    break
-                position = waiting & -waiting
-                waiting ^= position
-                task_cpu, task_memory, milli = tasks[position.bit_length()]
-                cpu_left -= task_cpu
-                memory_left -= task_memory
-                used += milli
-                if milli == WHOLE_DEVICE_MILLI:
-                    left.pop()
-                else:
-                    rest = left.pop(bisect_left(left, milli)) - milli
-                    if rest:
-                        insort(left, rest)
+            if waiting:
+                cpu_left = cpu
+                memory_left = memory
+                left = list(rooms)
+                while waiting:
+                    position = waiting & -waiting
+                    task_cpu, task_memory, milli = tasks[position]
+                    used += milli
+                    if milli == WHOLE_DEVICE_MILLI:
+                        left.pop()
+                    else:
+                        rest = left.pop(bisect_left(left, milli)) - milli
+                        if rest:
+                            insort(left, rest)
+                    if not left:
+                        break
+                    cpu_left -= task_cpu
+                    memory_left -= task_memory
+                    waiting = (waiting ^ position) & by_cpu[cpu_left] & by_memory[memory_left] & by_room[left[-1]]
             filled.append(used)
         filled.sort()
         # Weights 1, 3, 5, … from the poorest stream to the fullest; they sum to the square of the number of streams.
         return sum((2 * rank + 1) * used for rank, used in enumerate(filled)) // max(len(filled) ** 2, 1)
+
+
+class StreamLibrary:
+    """Values by mix, so that fleets that serve the same workload, or one fleet run again, share what was worked out."""
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._values: dict[tuple[tuple[Shape, int], ...], StreamValues] = {}
+
+    def values(self, counts: Sequence[tuple[Shape, int]]) -> StreamValues:
+        """The values under that mix; equal mixes get the same object."""
+        key = tuple(counts)
+        known = self._values.get(key)
+        if known is None:
+            if len(self._values) >= self._limit:
+                del self._values[next(iter(self._values))]
+            known = self._values[key] = StreamValues(key, _SEED)
+        return known
 
 
 def _reachable_rooms(singles: list[tuple[Shape, int]]) -> list[int]:
@@ -150,34 +177,23 @@ def _draw_streams(singles: list[tuple[Shape, int]], seed: int) -> list[_Stream]:
             )
             for shape in drawn
         ]
-        by_room = _masks([milli for _, _, milli in tasks])
-        by_room += [by_room[-1]] * (WHOLE_DEVICE_MILLI + 1 - len(by_room))
         streams.append(
             (
-                # The tables end where every task fits all the same; the last entry stands for anything above, so it
-                # must lie high enough that a node's CPU and memory, cut to it, can still feed all of its devices.
-                _padded(_masks([cpu for cpu, _, _ in tasks]), 512),
-                _padded(_masks([memory for _, memory, _ in tasks]), 1280),
-                by_room,
-                [(0, 0, 0), *tasks],
+                _masks([cpu for cpu, _, _ in tasks], _CPU_UNITS_MAX),
+                _masks([memory for _, memory, _ in tasks], _MEMORY_UNITS_MAX),
+                _masks([milli for _, _, milli in tasks], WHOLE_DEVICE_MILLI),
+                {1 << position: task for position, task in enumerate(tasks)},
             )
         )
     return streams
 
 
-def _padded(masks: list[int], length: int) -> list[int]:
-    return masks + [masks[-1]] * (length - len(masks))
-
-
-def _masks(needs: list[int]) -> list[int]:
-    """For each amount from 0 to the greatest need: the positions, as bits, whose need is no more than that."""
+def _masks(needs: list[int], most: int) -> list[int]:
+    """For each amount from 0 to `most`: the positions, as bits, whose need is no more than that."""
     masks: list[int] = []
     mask = 0
     for need, position in sorted((need, position) for position, need in enumerate(needs)):
-        masks += [mask] * (need - len(masks))
-        mask |= 1 << position
-        if len(masks) == need:
-            masks.append(mask)
-        else:
-            masks[need] = mask
-    return masks
+        masks += [mask] * (min(need, most + 1) - len(masks))
+        if need <= most:
+            mask |= 1 << position
+    return masks + [mask] * (most + 1 - len(masks))
