@@ -99,7 +99,7 @@ class Pool:
         return a_placement(f"acme/{name}", command=command, slices=(piece,), node_epoch=epoch, grace_s=1)
 
     def kill_everything(self) -> None:
-        """By the paths in their command lines: everything of this pool names its directory."""
+        """By what their command lines and environments say: everything of this pool names its directory."""
         for agent in self.agents:
             agent.kill()
             agent.wait()
@@ -107,8 +107,8 @@ class Pool:
             if not entry.name.isdecimal() or int(entry.name) == os.getpid():
                 continue
             with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes()
-                if os.fsencode(self.directory) in command and b"node_agent" in command:
+                said = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                if os.fsencode(self.directory) in said and b"nats-server" not in said:
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
