@@ -178,6 +178,23 @@ class Round:
         usage.jobs += 1
         return choices
 
+    def would_take(self, shape: Shape, job: JobView) -> bool:
+        """Whether ``take`` would find slices for the job if it were of this shape; nothing is taken."""
+        reserved = self.reserved
+        self.reserved = {node_id: owner for node_id, owner in reserved.items() if owner != job.job_id}
+        found = self.take(shape, job.tenant)
+        self.reserved = reserved
+        if isinstance(found, Block):
+            return False
+        usage = self.usage(shape.queue)
+        usage.jobs -= 1
+        for choice in reversed(found):
+            compute, memory = charge_on(shape.demand, choice.room, choice.fit.picks)
+            usage.compute_milli -= compute
+            usage.memory_mib -= memory
+            self._set(choice.room)
+        return True
+
     def _pass(self) -> bool:
         """Go once over those who wait, in order; True where somebody was placed."""
         pool = self.state.pool

@@ -1,0 +1,225 @@
+"""Why does this job wait? One paragraph for people, the same as numbers for programs; asked at any moment, of any fold.
+
+It goes over the queue as the placer would, so its answer is today's and not the one last stated; and it asks what would
+start the job now, one change at a time. It changes nothing.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import chain
+
+import msgspec
+from msgspec import Struct
+
+from apportion.contracts.causes import Pending
+from apportion.contracts.ids import JobId, QueueId
+from apportion.placer.reasons import Reason, reason_of, too_early
+from apportion.placer.rooms import Demand, Out, places_on, replicas_when_empty
+from apportion.placer.rounds import Block, Round
+from apportion.placer.state import Kept, S, Settings, Shape, State, demand_of_job, order_of, state_of
+from apportion.pool.state import JobState, JobView, Pool
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One thing that could be asked otherwise."""
+
+    constraint: str
+    """Such as ``models``; as in the job's specification, and ``queue_limit`` for its queue's."""
+    asked: str
+    instead: str
+    starts_now: bool
+    """Whether the job would start at once."""
+    could_start: bool
+    """Whether it would in an empty pool."""
+
+
+class Why(Struct, frozen=True, kw_only=True):
+    """Why a job waits, or that it does not."""
+
+    job_id: JobId
+    state: JobState
+    code: Pending | None = None
+    """None where it doesn't wait, or would be placed by the next decision."""
+    since_at: int = 0
+    waiting_s: int = 0
+    ahead: int = 0
+    """Jobs that go before it."""
+    could_start: bool = True
+    """Whether it would start in an empty pool."""
+    requested: dict[str, int] = {}
+    available: dict[str, int] = {}
+    limit: dict[str, int] = {}
+    blocking_ids: tuple[str, ...] = ()
+    nodes: dict[str, int] = {}
+    changes: tuple[Change, ...] = ()
+    """What could be asked otherwise, those that would start it now first."""
+    text: str = ""
+    """All of it in one paragraph."""
+
+
+def why(pool: Pool, job_id: JobId, now: int, settings: Settings | None = None) -> Why | None:
+    """Why the job waits at this moment; None where the pool knows no such job (any more)."""
+    job = pool.jobs.get(job_id)
+    if job is None:
+        return None
+    if job.state is not JobState.QUEUED:
+        return Why(job_id=job_id, state=job.state, text=_settled(job))
+    state = state_of(Kept(pool=pool, settings=settings or Settings()))
+    waited = max(0, now - job.queued_at) // S
+    if job.not_before_at > now:
+        reason = too_early(job)
+        seconds = (job.not_before_at - now + S - 1) // S
+        return _answer(job, reason, waited, text=f"{job_id} waits for {seconds} s more. {reason.hint}")
+    # As many facts as it takes: this round is published nowhere.
+    round_ = Round(state, now, room_for=2**62)
+    round_.run()
+    shape = Shape(job.spec.queue, demand_of_job(state, job))
+    line = next(line for line in round_.lines if line.shape == shape)
+    if job_id in round_.placed or line.block is None:
+        return Why(job_id=job_id, state=job.state, waiting_s=waited, text=f"{job_id} fits and is placed next.")
+    reason = reason_of(round_, shape, line.block)
+    ahead = _ahead(state, job, now) - sum(1 for each in round_.placed if order_of(pool.jobs[each]) < order_of(job))
+    could_start = _could_start(state, shape.demand)
+    changes = tuple(
+        sorted(_changes(round_, job, shape, line.block), key=lambda each: (not each.starts_now, not each.could_start))
+    )
+    text = _text(job, reason, waited, ahead, changes, could_start=could_start)
+    return _answer(job, reason, waited, ahead=ahead, could_start=could_start, changes=changes, text=text)
+
+
+def _answer(
+    job: JobView,
+    reason: Reason,
+    waited: int,
+    *,
+    ahead: int = 0,
+    could_start: bool = True,
+    changes: tuple[Change, ...] = (),
+    text: str,
+) -> Why:
+    return Why(
+        job_id=job.job_id,
+        state=job.state,
+        code=reason.code,
+        since_at=job.pending_since_at,
+        waiting_s=waited,
+        ahead=ahead,
+        could_start=could_start,
+        requested=reason.requested,
+        available=reason.available,
+        limit=reason.limit,
+        blocking_ids=reason.blocking_ids,
+        nodes=reason.nodes,
+        changes=changes,
+        text=text,
+    )
+
+
+def _settled(job: JobView) -> str:
+    runs = sorted(job.current_runs(), key=lambda run: run.run_id)
+    places = ", ".join(sorted({run.node_id for run in runs if run.holds}))
+    match job.state:
+        case JobState.RUNNING:
+            return f"{job.job_id} does not wait: it has its slices on {places or 'no node any more'}."
+        case JobState.STOPPING:
+            return f"{job.job_id} does not wait: its runs are being stopped ({job.stop})."
+        case _:
+            return f"{job.job_id} has ended."
+
+
+def _ahead(state: State, job: JobView, now: int) -> int:
+    key = order_of(job)
+    due = sum(1 for at, other in state.delayed if at <= now and other < key)
+    return due + sum(bisect_left(group.keys, key) for group in state.groups.values())
+
+
+def _could_start(state: State, demand: Demand) -> bool:
+    """Whether all replicas would fit on the nodes that there are, were they empty and in use."""
+    replicas = 0
+    for room in state.rooms.values():
+        if not isinstance(places_on(demand, room.kind), Out):
+            replicas += replicas_when_empty(demand, room)
+            if replicas >= demand.replicas:
+                return True
+    return False
+
+
+def _changes(round_: Round, job: JobView, shape: Shape, block: Block) -> Iterator[Change]:
+    """One change at a time to what was asked, each tried on the pool as the round leaves it."""
+    demand = shape.demand
+    if block.is_frozen:
+        return
+    if block.over_quota:
+        # A queue that nobody announced has no limits.
+        open_shape = Shape(QueueId(""), demand)
+        names = ", ".join(block.over_quota)
+        yield _tried(round_, job, open_shape, ("queue_limit", names, "a higher limit"))
+    for name, asked, instead, other in chain(_without(demand), _smaller(demand, block)):
+        yield _tried(round_, job, Shape(shape.queue, other), (name, asked, instead))
+
+
+def _without(demand: Demand) -> Iterator[tuple[str, str, str, Demand]]:
+    replace = msgspec.structs.replace
+    if demand.models:
+        yield "models", ", ".join(demand.models), "any model", replace(demand, models=())
+    if demand.mode is not None:
+        yield "mode", demand.mode, "any mode", replace(demand, mode=None, is_whole=demand.devices > 1)
+    if demand.cpu_milli:
+        yield "cpu_milli", str(demand.cpu_milli), "0", replace(demand, cpu_milli=0)
+    if demand.host_memory_mib:
+        yield "host_memory_mib", str(demand.host_memory_mib), "0", replace(demand, host_memory_mib=0)
+
+
+def _smaller(demand: Demand, block: Block) -> Iterator[tuple[str, str, str, Demand]]:
+    replace = msgspec.structs.replace
+    if demand.replicas > 1:
+        fewer = max(1, block.replicas_fit)
+        yield "replicas", str(demand.replicas), str(fewer), replace(demand, replicas=fewer)
+    if demand.devices > 1:
+        fewer = demand.devices // 2
+        yield "devices", str(demand.devices), str(fewer), replace(demand, devices=fewer)
+    if demand.devices == 1 and demand.compute_milli > 1:
+        half = demand.compute_milli // 2
+        other = replace(demand, compute_milli=half, is_whole=False)
+        yield "compute_milli", str(demand.compute_milli), str(half), other
+    if demand.devices == 1 and demand.memory_mib > 1:
+        half = demand.memory_mib // 2
+        yield "memory_mib", str(demand.memory_mib), str(half), replace(demand, memory_mib=half)
+
+
+def _tried(round_: Round, job: JobView, shape: Shape, what: tuple[str, str, str]) -> Change:
+    name, asked, instead = what
+    starts_now = round_.would_take(shape, job)
+    return Change(
+        constraint=name,
+        asked=asked,
+        instead=instead,
+        starts_now=starts_now,
+        could_start=starts_now or _could_start(round_.state, shape.demand),
+    )
+
+
+def _text(
+    job: JobView, reason: Reason, waited: int, ahead: int, changes: tuple[Change, ...], *, could_start: bool
+) -> str:
+    asked = ", ".join(f"{name} {amount}" for name, amount in reason.requested.items())
+    parts = [
+        f"{job.job_id} has waited {waited} s with {ahead} before it, and asks for {asked} ({reason.code}).",
+        reason.hint,
+    ]
+    if reason.blocking_ids:
+        parts.append(f"In its way: {', '.join(reason.blocking_ids)}.")
+    if reason.nodes:
+        parts.append("Nodes: " + ", ".join(f"{count} {why_out}" for why_out, count in reason.nodes.items()) + ".")
+    if not could_start:
+        parts.append("As it asks, it would not start in an empty pool either.")
+    now = [change for change in changes if change.starts_now]
+    if now:
+        parts.append(
+            "It would start now with "
+            + ", or ".join(f"{change.constraint} {change.instead} (not {change.asked})" for change in now)
+            + "."
+        )
+    elif not could_start and (later := [change for change in changes if change.could_start]):
+        parts.append("It could start later with " + ", or ".join(f"{c.constraint} {c.instead}" for c in later) + ".")
+    return " ".join(parts)
