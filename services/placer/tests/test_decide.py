@@ -515,6 +515,29 @@ def test_a_round_is_bounded_and_the_next_goes_on() -> None:
     assert len(placements(settled(state))) == 100
 
 
+@pytest.mark.parametrize(("replicas", "placed"), [(900, 900), (950, 950), (990, 990), (991, 0)])
+def test_a_gang_travels_in_one_batch(replicas: int, placed: int) -> None:
+    """However little room the stops before it left; one that no batch can hold is told so."""
+    draining = ev.NodeDraining(node_id=NodeId("node-2"), actor="op", reason="r", deadline_at=NOON)
+    state = told(
+        a_queue(),
+        a_node("node-1", cpu_milli=1000),
+        a_node("node-2"),
+        a_job("old"),
+        a_placement("acme/old", node="node-2"),
+        draining,
+        a_job("gang", devices=0, cpu_milli=1, replicas=replicas),
+    )
+    facts = core.decide(state, NOON)
+    also_told(state, *facts)
+    later = core.decide(state, NOON)
+    assert len(facts) <= 1000
+    assert len(later) <= 1000
+    assert len(placements(facts + later)) == placed
+    assert reasons(facts) == ({} if placed else {"acme/gang": Pending.GANG_INCOMPLETE})
+    assert core.decide(also_told(state, *later), NOON) == []
+
+
 def test_what_another_author_configures_is_not_believed() -> None:
     """Settings come from the placer's own claim alone."""
     lease = ev.LeaseClaimed(author="placer", session="s1", core="x", config={"reserve_after_s": 1})

@@ -10,7 +10,7 @@ from msgspec import Struct
 from apportion.contracts.causes import Mode, Pending
 from apportion.contracts.ids import JobId
 from apportion.placer.rooms import NEVER, Demand, Out
-from apportion.placer.rounds import Block, Line, Round
+from apportion.placer.rounds import GANG_MAX, Block, Line, Round
 from apportion.placer.state import OrderKey, Shape, order_of
 from apportion.pool.state import JobView
 
@@ -56,7 +56,7 @@ def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
     if block.reserved_for is not None:
         return Pending.RESERVED_FOR_OTHER
     counts = {why: count for why, count in round_.ranking(demand).counts.items() if count}
-    if block.replicas_fit:
+    if block.replicas_fit or demand.replicas > GANG_MAX:
         return Pending.GANG_INCOMPLETE
     nodes = len(round_.state.rooms)
     if nodes == counts.get(Out.NODE_FENCED, 0):
@@ -307,6 +307,8 @@ def _hint(code: Pending, demand: Demand, available: dict[str, int]) -> str:
                 f"Devices would fit, and their nodes have at most {available['cpu_milli']} milli-CPU and "
                 f"{available['host_memory_mib']} MiB of host memory free: it starts when runs there end."
             )
+        case Pending.GANG_INCOMPLETE if demand.replicas > GANG_MAX:
+            return f"At most {GANG_MAX} replicas can start together: ask for fewer."
         case Pending.GANG_INCOMPLETE:
             return (
                 f"{available['replicas']} of {demand.replicas} replicas fit now, and they start together: "

@@ -212,7 +212,7 @@ class Round:
             line = self.lines[number]
             job = pool.jobs[key[3]]
             replicas = line.shape.demand.replicas
-            if len(self.facts) + replicas > self._room_for and (self.facts or replicas <= self._room_for):
+            if replicas <= GANG_MAX and len(self.facts) + replicas > self._limit():
                 self.is_full = True
                 break
             found = self.take(line.shape, job.tenant)
@@ -229,6 +229,11 @@ class Round:
             else:
                 heappop(heads)
         return len(self.placed) > placed
+
+    def _limit(self) -> int:
+        """Facts that the batch may hold now: a little more where it is one gang's alone, or the gang would never go."""
+        is_untouched = not self.facts and self._room_for >= FACTS_MAX
+        return max(self._room_for, GANG_MAX) if is_untouched else self._room_for
 
     def _skip_early(self, line: Line) -> None:
         # A clock that was set back makes an instant that had come lie ahead again.
