@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from apportion.contracts import subjects
-from apportion.contracts.causes import Mode, RunCause
+from apportion.contracts.causes import DeviceHealth, Mode, RunCause
 from apportion.contracts.codec import decode_fact, encode_fact
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.events import (
+    DeviceHealthChanged,
     Fact,
     LeaseClaimed,
     NodeFenced,
@@ -31,6 +32,7 @@ from apportion.contracts.events import (
 )
 from apportion.contracts.ids import MONITOR, PLACER, Author, PoolId
 from apportion.contracts.testing import a_placement
+from apportion.node_agent.simgpu.faults import Faults
 from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.stream import Bus, Lease, StreamReader
 
@@ -188,6 +190,23 @@ async def test_a_fenced_node_comes_back_without_its_runs(pool: Pool) -> None:
         "acme/stale/0/1": RunCause.STALE,
         "acme/new/0/1": RunCause.SUCCESS,
     }
+
+
+async def test_a_device_that_falls_off_the_bus_is_told_and_so_is_its_return(pool: Pool) -> None:
+    """Its run ends as by a fault of the device, which costs the job nothing."""
+    pool.agent()
+    await pool.has(NodeRegistered)
+    await pool.say(PLACER, pool.an_order("long", "sleep", "60"))
+    await pool.has(RunStarted)
+    with Faults(pool.directory / "nodes" / "node-1" / "simgpu" / "node.sock") as faults:
+        faults.xid(0, 79)
+        change = await pool.has(DeviceHealthChanged)
+        assert change.after is DeviceHealth.FAILED
+        assert (await pool.has(RunFinished)).cause is RunCause.DEVICE_FAULT
+        await pool.has(RunReleased)
+        faults.reset(0)
+        change = await pool.has(DeviceHealthChanged, 2)
+        assert (change.after, change.code) == (DeviceHealth.HEALTHY, "probe")
 
 
 async def test_heartbeats_say_which_session_lives(pool: Pool) -> None:

@@ -233,6 +233,20 @@ async def test_without_mps_limits_the_offender_takes_it_all(bench: Bench) -> Non
     assert offender.alloc(30_000).isdecimal()
 
 
+async def test_a_terminated_client_is_off_the_server_and_its_neighbour_is_not(bench: Bench) -> None:
+    """So that the kill which follows finds no work in flight."""
+    holders = []
+    for run in (A, B):
+        set_up = await bench.slices.apply(run, (bench.a_slice(Mode.MPS),))
+        holders.append(bench.hold(run, dict(set_up.env)))
+        assert holders[-1].alloc(500).isdecimal()
+    bad, good = holders
+    await bench.mps.terminate(bench.uuid, {bad.pid})
+    assert [process.pid for process in bench.devices.processes(bench.uuid) if process.is_mps_client] == [good.pid]
+    assert bad.alloc(1) == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert good.alloc(1).isdecimal()
+
+
 async def test_a_process_that_escapes_mps_is_found(bench: Bench) -> None:
     """MPS fails open, so that somebody has to look."""
     await bench.slices.apply(A, (bench.a_slice(Mode.MPS),))

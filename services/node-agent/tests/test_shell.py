@@ -236,6 +236,26 @@ async def test_a_stop_is_obeyed_by_steps(world: World) -> None:
         await agent.until(lambda: world.first(RunReleased))
 
 
+async def test_an_mps_run_is_taken_off_its_server_before_it_is_killed(world: World) -> None:
+    """Work that a killed client leaves in flight may end its neighbours; this neighbour works on."""
+    async with Agent(world, "s1") as agent:
+        mps = {"mode": Mode.MPS}
+        world.append(a_workload(agent, "good", "train", "--seconds", "1.5", "--step-ms", "50", **mps))
+        world.append(a_workload(agent, "bad", "train", "--seconds", "60", "--ignore-sigterm", **mps))
+        await agent.until(lambda: True if len(world.facts(RunStarted)) == 2 else None)
+        device = agent.uuids[0]
+        await agent.until(
+            lambda: True if [p.is_mps_client for p in agent.devices.processes(device)].count(True) == 2 else None
+        )
+        bad = RunId("acme/bad/0/1")
+        world.append(RunStopOrdered(run_id=bad, node_id=NODE, cause=StopCause.DRAINED, grace_s=0, actor="user:ann"))
+        finished = await agent.until(lambda: world.first(RunFinished, bad))
+        assert finished.cause is RunCause.DRAINED
+        finished = await agent.until(lambda: world.first(RunFinished, RunId("acme/good/0/1")))
+        assert finished.cause is RunCause.SUCCESS
+        await agent.until(lambda: True if len(world.facts(RunReleased)) == 2 else None)
+
+
 async def test_a_program_that_does_not_exist_is_a_failed_start(world: World) -> None:
     """It is the job's own mistake, and costs a retry."""
     async with Agent(world, "s1") as agent:

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from apportion.contracts import subjects
 from apportion.contracts.causes import DeviceHealth, Mode
-from apportion.contracts.ids import NodeId, PoolId, agent_author
+from apportion.contracts.ids import DeviceUuid, NodeId, PoolId, agent_author
 from apportion.node_agent import core
 from apportion.node_agent.enforce.exclusive import Exclusive
 from apportion.node_agent.enforce.mps import Mps
@@ -27,7 +27,7 @@ from apportion.node_agent.enforce.slices import Enforcer, Slices
 from apportion.node_agent.enforce.timeslice import TimeSlice
 from apportion.node_agent.enforce.watchdog import Watchdog
 from apportion.node_agent.machine import inventory_of
-from apportion.node_agent.nvml import Devices, NoDriver, NvmlFailed, XidSeen, open_devices
+from apportion.node_agent.nvml import DeviceLost, Devices, NoDriver, NvmlFailed, XidSeen, open_devices
 from apportion.node_agent.processes import Processes, RootInUse
 from apportion.node_agent.shell import Shell, session_leaders
 from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
@@ -42,6 +42,7 @@ from apportion.runtime.stream import Bus
 
 SERVICE: Final = "node-agent"
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+XID_LOST: Final = 79
 FAILING_XIDS: Final = frozenset({48, 62, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143})
 """Faults after which a device needs a reset before it may be given to anybody; 94 is contained to its application."""
 
@@ -79,6 +80,8 @@ class Agent:
         self._state_dir = settings.data_dir.absolute() / "nodes" / settings.node_id
         self._clock = SystemClock()
         self._simulated: SimulatedNode | None = None
+        self._lost: set[DeviceUuid] = set()
+        """Devices that don't answer at present."""
 
     async def run(self, stop: asyncio.Event) -> int:
         """Work until ``stop``, then leave everything running and in order."""
@@ -158,7 +161,9 @@ class Agent:
         helpers = {
             asyncio.create_task(shell.run(), name="ends"),
             asyncio.create_task(self._beat(bus, reactor), name="heartbeat"),
-            asyncio.create_task(self._look(bus, shell), name="watchdog"),
+            asyncio.create_task(
+                self._look(bus, shell, reactor=reactor, devices=devices, inventory=inventory), name="watchdog"
+            ),
             asyncio.create_task(self._watch_xids(reactor, devices, inventory), name="xids"),
             asyncio.ensure_future(shell.failure),
         }
@@ -259,7 +264,15 @@ class Agent:
                 bus.send_soon(subject, json.dumps(body).encode())
             await asyncio.sleep(self._settings.heartbeat_ms / 1000)
 
-    async def _look(self, bus: Bus, shell: Shell) -> None:
+    async def _look(
+        self,
+        bus: Bus,
+        shell: Shell,
+        *,
+        reactor: "Reactor[core.State]",
+        devices: Devices,
+        inventory: core.Inventory,
+    ) -> None:
         subject = subjects.sample(self._pool, self._node, "usage")
         told_at = 0
         while True:
@@ -268,6 +281,34 @@ class Agent:
             if self._clock.monotonic() - told_at >= 1_000_000_000:
                 told_at = self._clock.monotonic()
                 bus.send_soon(subject, shell.usage())
+                self._probe(reactor, devices, inventory)
+
+    def _probe(self, reactor: "Reactor[core.State]", devices: Devices, inventory: core.Inventory) -> None:
+        """Devices that fell off the bus without a word, and lost ones that answer again: health has a way back."""
+        for device in inventory.devices:
+            try:
+                devices.compute_mode(device.uuid)
+            except DeviceLost as err:
+                if device.uuid not in self._lost:
+                    self._lost.add(device.uuid)
+                    reactor.feed(
+                        core.DeviceHealthSeen(
+                            device_uuid=device.uuid, health=DeviceHealth.FAILED, code="lost", detail=err.name
+                        )
+                    )
+            except NvmlFailed:
+                continue  # The driver itself is away, which is told elsewhere.
+            else:
+                if device.uuid in self._lost:
+                    self._lost.discard(device.uuid)
+                    reactor.feed(
+                        core.DeviceHealthSeen(
+                            device_uuid=device.uuid,
+                            health=DeviceHealth.HEALTHY,
+                            code="probe",
+                            detail="it answers again",
+                        )
+                    )
 
     async def _watch_xids(self, reactor: "Reactor[core.State]", devices: Devices, inventory: core.Inventory) -> None:
         """Device faults as the driver reports them. The wait is in a thread: the library's call blocks."""
@@ -284,6 +325,8 @@ class Agent:
             if seen is None:
                 continue
             log.warning("xid", device=seen.uuid, xid=seen.xid)
+            if seen.xid == XID_LOST:
+                self._lost.add(seen.uuid)  # Back once it answers; after the others only a reset helps.
             if seen.xid in FAILING_XIDS:
                 reactor.feed(
                     core.DeviceHealthSeen(device_uuid=seen.uuid, health=DeviceHealth.FAILED, code=f"xid-{seen.xid}")

@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final, assert_never
 
 import structlog
 
-from apportion.contracts.causes import RunCause
+from apportion.contracts.causes import Mode, RunCause
 from apportion.contracts.events import RunPlaced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import core, run_records
@@ -167,6 +168,18 @@ class Shell:
         )
 
     async def _stop(self, run: RunId, grace_s: int) -> None:
+        devices = {piece.device_uuid for piece in self._slices_of.get(run, ()) if piece.mode is Mode.MPS}
+        process = self._processes_of.get(run)
+        if self._mps is not None and devices and process is not None:
+            if grace_s > 0:
+                self._processes.signal(run, signal.SIGTERM)
+                self._processes.signal(run, signal.SIGCONT)  # A suspended run gets its chance too.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._processes.ended(run), grace_s)
+                    return
+            for device in sorted(devices):
+                await self._mps.terminate(device, {process.pid, *self._watchdog.pids_of(run)})
+            grace_s = 0
         await self._processes.stop(run, grace_s=grace_s)
 
     async def _release_all(self) -> None:

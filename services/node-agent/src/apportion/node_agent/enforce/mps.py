@@ -165,6 +165,20 @@ class Mps:
             domain.server_pid = 0
             domain.limits = None
 
+    async def terminate(self, device: DeviceUuid, pids: set[int]) -> None:
+        """Take these processes' work off the server, before they are killed: work in flight would harm neighbours."""
+        domain = self._domains.get(device)
+        if domain is None or not domain.server_pid:
+            return
+        try:
+            clients = {p.pid for p in self._devices.processes(device) if p.is_mps_client} & pids
+            if clients:
+                commands = [f"terminate_client {domain.server_pid} {pid}" for pid in sorted(clients)]
+                await self._control(domain, "\n".join(commands))
+        except (MpsCommandFailed, NvmlFailed) as err:
+            # It may have ended by itself meanwhile; a server that is wedged is found by the next start.
+            log.warning("mps_client_not_terminated", device=device, error=str(err))
+
     async def end_idle(self, uuid: DeviceUuid) -> None:
         """End the device's daemon if it has no run: its server's context would stand in an exclusive run's way."""
         domain = self._domains.get(uuid)
