@@ -116,6 +116,14 @@ def test_a_pool_runs_jobs_survives_kills_and_leaves_nothing_behind(pool: Pool) -
     note = pool.up()
     assert set(note.pids) >= {"admission", "placer", "monitor", "node-agent-node-1", "node-agent-node-2", "nats-server"}
 
+    # Whoever starts a second pool in the same place is refused, and the first one isn't touched.
+    before = processes_of(pool.data_dir)
+    second = pool.run("up", "--port", "0")
+    assert second.returncode == 2
+    assert "already run by process" in second.stderr
+    assert processes_of(pool.data_dir) == before
+    assert read_note(pool.data_dir) is not None
+
     done = pool.json("submit", "-", "--wait", "finished", stdin=_request("first", "/bin/sh", "-c", "exit 0"))
     assert done["outcome"] == "succeeded"
     failed = pool.run(

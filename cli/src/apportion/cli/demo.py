@@ -529,7 +529,7 @@ def proof_lines(result: dict[str, Any]) -> list[str]:
     replay = "{replay_decisions} decisions made again from the log alone: {replay_differences} differences"
     claims = "{lost} lost, {started_twice} started twice, {over_allocated} over-allocated".format_map(result)
     runs = (
-        f"{result['runs_started']} started, {result['runs_moved']} moved off the lost node; largest round:"
+        f"{result['runs_started']} started, {result['runs_moved']} moved off fenced nodes; largest round:"
         f" {result['largest_round_runs']} placed at once, stored {result['largest_round_ms']:.0f} ms after deciding"
     )
     return [

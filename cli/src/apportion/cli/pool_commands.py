@@ -125,8 +125,8 @@ async def _up(supervisor: "Supervisor") -> int:
         stopping.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         began = time.monotonic()
-        await supervisor.stop()
-        say(f"stopped in {time.monotonic() - began:.1f} s; the log stays in {supervisor.data_dir}")
+        if await supervisor.stop():
+            say(f"stopped in {time.monotonic() - began:.1f} s; the log stays in {supervisor.data_dir}")
     return code
 
 

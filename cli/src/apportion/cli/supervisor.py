@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from apportion.cli import leftovers
 from apportion.cli.leftovers import Kind
-from apportion.cli.places import PoolNote, start_ticks, write_note
+from apportion.cli.places import PoolNote, note_path, start_ticks, write_note
 from apportion.cli.queues import wishes
 from apportion.contracts.events import QueueUpsertRequested
 from apportion.contracts.ids import PoolId
@@ -203,6 +203,7 @@ class Supervisor:
         """Processes of an earlier pool in this directory that had to be ended at the start."""
         self.started_at = time.time_ns()
         self._watch: asyncio.Task[None] | None = None
+        self._owns_directory = False
 
     async def start(self) -> None:
         """A pool that is ready: bus, streams, services, nodes, queues. Raises BusServerError or PoolNotReady."""
@@ -211,6 +212,7 @@ class Supervisor:
         for folder in (self.data_dir, self.data_dir / "logs"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         await self.server.start()
+        self._owns_directory = True
         self._watch = asyncio.create_task(self.server.supervise(), name="bus-supervisor")
         # Only now do we know that no other supervisor has this directory.
         await asyncio.to_thread(self._end_old_services)
@@ -247,8 +249,13 @@ class Supervisor:
                 )
             await asyncio.sleep(_POLL_S)
 
-    async def stop(self) -> None:
-        """End everything of this pool: services drain, then nodes and their runs end, then the bus. Idempotent."""
+    async def stop(self) -> bool:
+        """End everything of this pool: services drain, then nodes and their runs end, then the bus. Idempotent.
+
+        False where ``start`` found the directory in another supervisor's hands: what lives there is not ours to end.
+        """
+        if not self._owns_directory:
+            return False
         await self.stop_services()
         await asyncio.to_thread(leftovers.end_all, self.data_dir, _OF_NODES)
         await self.server.stop()
@@ -257,7 +264,9 @@ class Supervisor:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
             self._watch = None
-        (self.data_dir / "run" / "pool.json").unlink(missing_ok=True)
+        note_path(self.data_dir).unlink(missing_ok=True)
+        self._owns_directory = False
+        return True
 
     async def restart_services(self) -> None:
         """Start again what ``stop_services`` ended. Raises PoolNotReady."""
