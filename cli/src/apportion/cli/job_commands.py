@@ -237,12 +237,11 @@ def _print_answer(answer: dict[str, Any], output: str) -> None:
 
     def text() -> str:
         if answer["outcome"] == "refused":
+            if answer.get("message"):
+                return printable(f"refused: {answer['code']}") + f"\n  {printable(answer['message'])}"
             where = f" at {answer['field']}" if answer.get("field") else ""
             numbers = f": expected {answer['expected']}, found {answer['found']}" if answer.get("expected") else ""
-            hint = f"\n  {answer['message']}" if answer.get("message") else ""
-            return printable(f"refused: {answer['code']}{where}{numbers}") + (
-                f"\n  {printable(hint[3:])}" if hint else ""
-            )
+            return printable(f"refused: {answer['code']}{where}{numbers}")
         took = f" (answered in {answer['answered_ms']} ms)" if "answered_ms" in answer else ""
         more = "".join(
             f", {name} {answer[name]}"
@@ -313,10 +312,8 @@ async def _wish(place: "Place", event: Any, *, tenant: Any, output: str) -> int:
 
             def text(answer: dict[str, Any] = answer, refused: bool = refused) -> str:
                 if refused:
-                    return printable(
-                        f"refused: {answer['code']}: expected {answer.get('expected', '')}, "
-                        f"found {answer.get('found', '')} {answer.get('message', '')}"
-                    )
+                    said = f"expected {answer.get('expected', '')}, found {answer.get('found', '')}"
+                    return printable(f"refused: {answer['code']}") + f"\n  {printable(answer.get('message') or said)}"
                 return printable(f"{answer['type'].partition('.')[0]} {answer.get('job_id') or answer.get('node_id')}")
 
             print_object(answer, kind="answer", output=output, text=text)

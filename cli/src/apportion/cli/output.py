@@ -1,6 +1,7 @@
 """What commands print: tables for people, JSON for programs. Results on stdout, everything else on stderr.
 
-Columns and their order are stable. Tables shorten nothing that is an id; JSON gives instants as RFC 3339 in UTC.
+Columns and their order are stable, and no id is shortened. In JSON an instant that ends in ``_at`` is ns since the Unix
+epoch, as everywhere; what SQL gives as a timestamp is RFC 3339 in UTC.
 """
 
 import json
