@@ -377,7 +377,7 @@ def _described(kind: str, text: str, size: int, job: str | None) -> Undecodable:
         code=Refusal.FIELD_INVALID,
         type=kind,
         field=path,
-        expected=got["expected"] if got else text[:256],
+        expected=got["expected"] if got else text.removeprefix("Expected ")[:256],
         found=got["found"][:128] if got else "another value",
         size=size,
         job_id=job,
