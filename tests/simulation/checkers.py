@@ -223,7 +223,7 @@ def _same(a: Entry, b: Entry) -> bool:
     return a.author == b.author and a.basis == b.basis
 
 
-def _fold_to(
+def _fold_to(  # noqa: PLR0917 - the fold's own loop variables, passed along
     core: Any, state: Any, facts: list[Entry], wishes: list[Entry], folded: dict[Stream, int], basis: Basis
 ) -> Any:
     for entry in facts[folded[Stream.FACTS] : basis.facts]:

@@ -15,8 +15,8 @@ from apportion.admission import core as admission_core
 from apportion.contracts.ids import ADMISSION, PLACER
 from apportion.placer import core as placer_core
 from tests.simulation import faults
-from tests.simulation.checkers import Checker
-from tests.simulation.world import Options, S, Stream, World
+from tests.simulation.checkers import Checker, must
+from tests.simulation.world import Options, S, World
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 PATIENCE_S = 900
@@ -83,10 +83,9 @@ def run(options: Options) -> Outcome:
             made, state = checker.replay(author, core)
             decisions += made
             live = world.services[author]
-            if core.position(live.state) == core.position(state) and core.snapshot(live.state) != core.snapshot(state):
-                raise AssertionError(f"{author}: the replayed state differs from the live one")
-            if core.position(live.state)[0] != len(world.bus.streams[Stream.FACTS]):
-                raise AssertionError(f"{author} did not read to the end: {core.position(live.state)}")
+            read = core.position(live.state)
+            must(read == core.position(state), f"{author} has read to the end", read, core.position(state))
+            must(core.snapshot(live.state) == core.snapshot(state), f"{author} live is {author} replayed")
     except AssertionError as broken:
         raise RunBroken(options, checker.events, broken) from broken
     return Outcome(

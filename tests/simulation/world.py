@@ -207,7 +207,7 @@ class Actor:
         for stream in (Stream.FACTS, Stream.WISHES) if rng.random() < 0.5 else (Stream.WISHES, Stream.FACTS):
             if stream is Stream.WISHES and not self.reads_wishes:
                 continue
-            self._read(stream, limit=rng.choice((1, 3, 20, 200)))
+            self._read(stream, limit=rng.choice((1, 5, 50, 500)))
         if self.in_flight is not None:
             self.deliver()
             return  # the outcome of the last batch isn't known
@@ -577,7 +577,7 @@ class World:
         cores: dict[Author, Any] = {ADMISSION: admission_core, PLACER: placer_core, MONITOR: monitor_core}
         config: dict[str, int | str] = {}
         if author == MONITOR:
-            config = {"suspect_ms": 3_000, "lease_ms": 8_000}
+            config = {"suspect_ms": 2_500, "lease_ms": 5_000}
         self.services[author] = Actor(
             self,
             author,
@@ -610,7 +610,7 @@ class World:
         monitor = self.services[MONITOR]
         if monitor.is_alive and monitor.claim:
             monitor.observe(monitor_core.Tick(at_ns=self.now - START))
-        self.after(500 * MS, self.tick)
+        self.after(1000 * MS, self.tick)
 
     # Requests
 
@@ -632,8 +632,8 @@ class World:
         kind = rng.random()
         if kind < 0.55:
             resources = ev.Resources(
-                gpu_milli=rng.choice((100, 200, 250, 500, 700, 1000)),
-                gpu_memory_mib=rng.choice((2_000, 8_000, 16_000, 40_000, 80_000)),
+                gpu_milli=rng.choice((150, 250, 500, 700)),
+                gpu_memory_mib=rng.choice((8_000, 40_000, 80_000)),
             )
         else:
             resources = ev.Resources(gpu=min(rng.choice((1, 1, 2, 4)), self.options.devices))
@@ -642,8 +642,8 @@ class World:
             job_id=name,
             workload=ev.Workload(command=("work",)),
             resources=resources,
-            gang=ev.Gang(size=min(rng.choice((1, 1, 1, 1, 2, 3)), self._replicas_that_fit(resources))),
-            priority=rng.choice((None, 100, 900)),
+            gang=ev.Gang(size=min(rng.choice((1, 1, 1, 1, 1, 1, 2, 3)), self._replicas_that_fit(resources))),
+            priority=rng.choice((None, None, 100, 900)),
             retry=ev.Retry(limit=rng.choice((0, 2)), backoff_s=1),
             time_limit_s=30 if rng.random() < 0.05 else None,
             grace_s=2,

@@ -1,0 +1,198 @@
+"""Years of bad days in minutes: every seed is a run, and a rule that breaks prints the command that repeats it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from apportion.admission import core as admission_core
+from apportion.contracts import events as ev
+from apportion.contracts.envelope import Entry
+from apportion.node_agent import core as agent_core
+from apportion.placer import core as placer_core
+from apportion.pool import state as pool_state
+from tests.simulation.run import RunBroken, corpus, options_of, run
+from tests.simulation.world import Actor, MemoryBus, Options
+
+CHUNKS = 16
+EVENTS = 200_000
+
+
+@pytest.mark.parametrize("seed", corpus())
+def test_a_seed_that_once_failed_holds(seed: int) -> None:
+    """What was broken once stays mended."""
+    run(options_of(seed))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_rule_holds_at_every_step_of_any_run(chunk: int) -> None:
+    """Two hundred thousand events with crashes, lost acknowledgements, stale placers, lost nodes: no rule broken."""
+    done = 0
+    seed = chunk * 1000 + 1
+    while done < EVENTS // CHUNKS:
+        done += run(options_of(seed)).events
+        seed += 1
+
+
+def test_a_seed_is_a_run() -> None:
+    """The same seed gives the same history, so a failure can be looked at again."""
+    options = options_of(4)
+    options.jobs = 60
+    assert run(options).digest == run(options).digest
+
+
+def small(seed: int) -> Options:
+    """A short run with many faults."""
+    return Options(seed=seed, nodes=3, devices=2, jobs=60, arrival_ms=250, fault_ms=300)
+
+
+def broken_within(seeds: int) -> str:
+    """What the first seed that breaks a rule says; fails where none does."""
+    for options in (*map(small, range(1, seeds + 1)), *map(options_of, corpus())):
+        try:
+            run(options)
+        except RunBroken as broken:
+            return str(broken)
+        except Exception as crashed:  # noqa: BLE001 - a core that trips over its own bug was caught, too
+            return f"crashed: {type(crashed).__name__}: {crashed}"
+    pytest.fail(f"{seeds} seeds did not notice")
+
+
+def no_lease_check(patch: pytest.MonkeyPatch) -> None:
+    """The bus lets a paused session's batch through."""
+    real = MemoryBus.publish
+
+    def publish(self: MemoryBus, lease: str, claim: int, messages: list[Any]) -> int | None:
+        return real(self, lease, self.leases.get(lease, claim), messages)
+
+    patch.setattr(MemoryBus, "publish", publish)
+
+
+def no_waiting_for_the_echo(patch: pytest.MonkeyPatch) -> None:
+    """Deciding again before one's own events came round, from a state that lacks them."""
+    real = Actor._arrive
+
+    def arrive(self: Actor) -> None:
+        real(self)
+        self.published_seq = 0
+        self.caught_up_at = (0, 0)
+
+    patch.setattr(Actor, "_arrive", arrive)
+
+
+def fenced_runs_keep_their_slices(patch: pytest.MonkeyPatch) -> None:
+    """A fencing that frees nothing."""
+    patch.setattr(pool_state, "_fenced", lambda pool, entry, event: None)
+
+
+def released_twice(patch: pytest.MonkeyPatch) -> None:
+    """Slices given back at the run's end, and again at its release."""
+    real = pool_state._finished
+
+    def finished(pool: pool_state.Pool, entry: Entry, event: ev.RunFinished) -> None:
+        real(pool, entry, event)
+        run_view = pool_state.run_of(pool, event.run_id)
+        if run_view is not None:
+            pool_state._give_back(pool, run_view, entry.seq)
+
+    patch.setattr(pool_state, "_finished", finished)
+
+
+def overtaken_placements_hold_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A job's end forgets what was placed meanwhile."""
+    real = pool_state._placed
+
+    def placed(pool: pool_state.Pool, entry: Entry, event: ev.RunPlaced) -> None:
+        if event.job_id in pool.jobs:
+            real(pool, entry, event)
+
+    patch.setattr(pool_state, "_placed", placed)
+
+
+def agents_forget_what_ran(patch: pytest.MonkeyPatch) -> None:
+    """A restarted agent that doesn't look at its run directories."""
+    real = agent_core.AgentCore._settle
+
+    def settle(self: Any, state: Any, now: int) -> None:
+        state.found = {}
+        real(self, state, now)
+
+    patch.setattr(agent_core.AgentCore, "_settle", settle)
+
+
+def agents_obey_old_epochs(patch: pytest.MonkeyPatch) -> None:
+    """An order that a fencing overtook is started all the same."""
+    real = agent_core.AgentCore._placed
+
+    def placed(self: Any, state: Any, entry: Entry, event: ev.RunPlaced) -> None:
+        real(self, state, entry, event)
+        state.runs[event.run_id].doom = None
+
+    patch.setattr(agent_core.AgentCore, "_placed", placed)
+
+
+def admission_answers_repeats(patch: pytest.MonkeyPatch) -> None:
+    """Deciding that depends on more than was folded: the clock's last bit."""
+    real = admission_core.decide
+
+    def decide(state: Any, now: int) -> list[ev.Fact]:
+        facts = list(real(state, now))
+        return facts[: 1 + now % 2] if len(facts) > 1 and decide_count(facts) % 2 else facts
+
+    count = [0]
+
+    def decide_count(_: list[ev.Fact]) -> int:
+        count[0] += 1
+        return count[0]
+
+    patch.setattr(admission_core, "decide", decide)
+
+
+def placer_forgets_memory(patch: pytest.MonkeyPatch) -> None:
+    """Memory is taken and never counted."""
+    real = pool_state._take
+
+    def take(pool: pool_state.Pool, run_view: Any, seq: int) -> None:
+        real(pool, run_view, seq)
+        for piece in run_view.slices:
+            view = pool.nodes[run_view.node_id].devices.get(piece.device_uuid)
+            if view is not None:
+                view.used_memory_mib = 0
+
+    patch.setattr(pool_state, "_take", take)
+
+
+def placer_changes_its_mind(patch: pytest.MonkeyPatch) -> None:
+    """A decision that isn't a function of state and time: every second one is late."""
+    real = placer_core.decide
+    count = [0]
+
+    def decide(state: Any, now: int) -> list[ev.Fact]:
+        count[0] += 1
+        return [] if count[0] % 2 else real(state, now)
+
+    patch.setattr(placer_core, "decide", decide)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "bug",
+    [
+        no_lease_check,
+        no_waiting_for_the_echo,
+        fenced_runs_keep_their_slices,
+        released_twice,
+        overtaken_placements_hold_nothing,
+        agents_forget_what_ran,
+        agents_obey_old_epochs,
+        admission_answers_repeats,
+        placer_forgets_memory,
+        placer_changes_its_mind,
+    ],
+    ids=lambda bug: bug.__name__,
+)
+def test_a_planted_bug_is_caught(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation that never fails proves nothing: each of these must break a rule."""
+    bug(monkeypatch)
+    assert broken_within(25)
