@@ -34,7 +34,7 @@ class MonitorSettings(Common, frozen=True, kw_only=True):
     """After this much silence nothing new is placed on a node."""
     lease_ms: Annotated[int, Meta(ge=200, le=86_400_000)] = core.LEASE_MS
     """After this much silence a node is fenced and its runs move."""
-    log_batch_ms: Annotated[int, Meta(ge=1, le=1_000)] = 100
+    log_batch_ms: Annotated[int, Meta(ge=1, le=1_000)] = 250
     """How long the log waits for more rows before it commits those that came."""
 
 

@@ -82,8 +82,8 @@ def _answer(question: Question) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     r"""The value as JSON has it: bytes as hex, instants as ISO 8601, and what JSON has no number for as text.
 
-    >>> plain([b"\x00\xff", float("nan"), {"a": timedelta(seconds=90)}])
-    ['00ff', 'nan', {'a': '0:01:30'}]
+    >>> plain([b"\x00\xff", float("nan"), {"a": date(2026, 9, 1)}])
+    ['00ff', 'nan', {'a': '2026-09-01'}]
     """
     if value is None or isinstance(value, bool | str):
         return value
