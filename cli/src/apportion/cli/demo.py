@@ -20,7 +20,7 @@ from typing import Any, Final
 from apportion.cli import proof
 from apportion.cli.exits import CommandFailed, Exit
 from apportion.cli.output import clock, say, to_json
-from apportion.cli.places import Place, find, log_file
+from apportion.cli.places import Place, demo_data_dir, find, log_file
 from apportion.cli.question import ask_sql, literal
 from apportion.cli.reasons import waiting_text
 from apportion.cli.supervisor import NodePlan, PoolPlan, Supervisor
@@ -330,8 +330,12 @@ class Demo:
                     self.tell(f"why? {first}", at=True)
                     for line in rest:
                         self.tell(f"        {line.strip()}")
-                    self.tell(f"        $ apportion why {job}")
+                    self.tell(f"        $ apportion why {job}{self._where()}")
                     return
+
+    def _where(self) -> str:
+        """What other commands need to find this demo: nothing where it is in its usual place."""
+        return "" if self.plan.data_dir == demo_data_dir() else f" --data-dir {self.plan.data_dir}"
 
     def _place(self) -> Place:
         return find({"data_dir": str(self.supervisor.data_dir)})
@@ -435,10 +439,8 @@ class Demo:
     async def _stay(self) -> None:
         await self.supervisor.restart_services()
         self.tell("")
-        self.tell(
-            "The pool stays up. Next:  apportion nodes"
-            '    apportion sql "SELECT kind, count(*) FROM v_event GROUP BY ALL"'
-        )
+        where = self._where()
+        self.tell(f"The pool stays up. Next:  apportion nodes{where}    apportion jobs --all{where}")
         self.tell(f"                          {self.supervisor.monitor_url}/metrics    Ctrl-C stops")
         await self._stop.wait()
 
