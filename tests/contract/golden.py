@@ -12,6 +12,7 @@ from msgspec import inspect
 
 from apportion.contracts.codec import encode_body
 from apportion.contracts.events import FACTS, WISHES, Event, type_name
+from apportion.contracts.fields import NAME
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -35,6 +36,10 @@ _TEXT = {
     "deadline": "2026-09-02T12:00:00.5+02:00",
     "kind": "gpu",
     "actor": "user:alice",
+    "uri": "s3://bucket/job-7",
+    "inputs": "s3://bucket/data",
+    "min_driver": "550.54",
+    "min_cuda": "12.4",
 }
 
 
@@ -65,7 +70,9 @@ def _value(name: str, info: Any) -> Any:
         case inspect.BoolType():
             return True
         case inspect.StrType():
-            return _TEXT.get(name, name.replace("_", "-")[:60])
+            text = _TEXT.get(name, name.replace("_", "-")[:60])
+            # A tenant names its jobs without itself.
+            return text.rpartition("/")[2] if info.pattern == NAME else text
         case inspect.EnumType(cls=cls):
             members: list[Enum] = list(cls)
             return members[-1].value

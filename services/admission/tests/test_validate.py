@@ -5,9 +5,32 @@ from typing import Any
 import pytest
 
 from apportion.admission.refusals import Refused
-from apportion.admission.validate import DEFAULT_SHARES, ShareDefaults, job_spec
+from apportion.admission.validate import DEFAULT_SHARES, ShareDefaults, job_spec, sized
 from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, WorkloadKind
-from apportion.contracts.events import DeviceChoice, Gang, JobRequested, JobSpec, Resources, Retry, Workload
+from apportion.contracts.events import (
+    Bid,
+    Checkpoint,
+    Data,
+    DataTier,
+    Dependency,
+    DeviceChoice,
+    Elastic,
+    Gang,
+    Isolation,
+    IsolationLevel,
+    JobRequested,
+    JobSpec,
+    Model,
+    ModelTraining,
+    Placement,
+    Resources,
+    Retry,
+    Runtime,
+    SecretRef,
+    Sized,
+    Sla,
+    Workload,
+)
 from apportion.contracts.testing import NOON, a_job_request
 
 S = 1_000_000_000
@@ -288,3 +311,126 @@ def test_a_refusal_reads_as_plain_words_with_the_next_step() -> None:
         "resources.gpu_milli: expected nothing beside gpu above 1, found gpu 2 and gpu_milli 500. "
         "A share is of one device: ask for whole devices, or make the job a gang of shares."
     )
+
+
+# ---- fields that are part of the contract, and that nobody can honour yet --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"elastic": Elastic(max=4)}, "elastic.max"),
+        ({"sla": Sla(latency_ms=100)}, "sla.latency_ms"),
+        ({"bid": Bid(max_price_micro_per_gpu_hour=1)}, "bid.max_price_micro_per_gpu_hour"),
+        ({"checkpoint": Checkpoint(interval_s=0)}, "checkpoint.interval_s"),
+        ({"isolation": Isolation(level=IsolationLevel.MEMORY)}, "isolation.level"),
+        ({"placement": Placement(required={"rack": "a"})}, "placement.required"),
+        ({"placement": Placement(avoid_nodes=("node-1",))}, "placement.avoid_nodes"),
+        ({"runtime": Runtime(min_cuda="12.4")}, "runtime.min_cuda"),
+        ({"data": Data(tier=DataTier.HOT)}, "data.tier"),
+        ({"depends_on": (Dependency(job_id="other"),)}, "depends_on"),
+        ({"workload": Workload(command=("a",), env={"TOKEN": SecretRef(secret="hub")})}, "workload.env.TOKEN"),
+        ({"gang": Gang(size=2, preferred=True)}, "gang.preferred"),
+    ],
+)
+def test_what_nobody_can_honour_yet_is_refused_by_its_name(changes: dict[str, Any], field: str) -> None:
+    """Ignored, it would run a job other than the one that was asked for."""
+    assert refusal_of(a_job_request(**changes)) == (Refusal.NOT_SUPPORTED, field)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"elastic": Elastic()},
+        {"isolation": Isolation()},
+        {"placement": Placement()},
+        {"runtime": Runtime()},
+        {"data": Data()},
+        {"gang": Gang(preferred=False)},
+    ],
+)
+def test_what_asks_for_nothing_is_not_refused(changes: dict[str, Any]) -> None:
+    """Generated clients send empty objects."""
+    assert spec_of(a_job_request(**changes)) == spec_of(a_job_request())
+
+
+# ---- a model in place of a size --------------------------------------------------------------------------------------
+
+
+def sized_spec(request: JobRequested) -> tuple[JobSpec, Sized]:
+    size = sized(request)
+    assert isinstance(size, Sized), size
+    spec = job_spec(request, NOON, size=size)
+    assert isinstance(spec, JobSpec), spec
+    return spec, size
+
+
+def test_a_model_without_a_size_is_booked_at_its_p95_and_a_tenth() -> None:
+    """Whoever knows the model need not know MiB, and an estimate that is a little low harms nobody."""
+    spec, size = sized_spec(
+        a_job_request(resources=Resources(gpu_milli=500), model=Model(params_millions=7_000, dtype="bf16"))
+    )
+    assert size.memory_mib_p50 == sum(size.parts.values())
+    assert 13_000 < size.parts["weights"] < 14_000
+    assert size.memory_mib_p95 > size.memory_mib_p50
+    assert size.booked_mib == -(-size.memory_mib_p95 * 11 // 10)
+    assert (spec.devices, spec.compute_milli, spec.memory_mib) == (1, 500, size.booked_mib)
+
+
+def test_a_model_alone_gets_the_compute_of_its_kind() -> None:
+    """It is one of the three ways to say how much is asked."""
+    request = a_job_request(
+        workload=Workload(command=("a",), kind=WorkloadKind.INFERENCE),
+        resources=Resources(),
+        model=Model(params_millions=1_000),
+    )
+    spec, size = sized_spec(request)
+    assert (spec.devices, spec.compute_milli, spec.memory_mib) == (1, 200, size.booked_mib)
+
+
+def test_a_size_that_is_asked_for_stands_beside_a_model() -> None:
+    """Who says both has measured."""
+    spec, size = sized_spec(a_job_request(model=Model(params_millions=7_000)))
+    assert (size.booked_mib, spec.memory_mib) == (4096, 4096)
+
+
+def test_a_model_over_several_devices_takes_whole_ones_that_are_large_enough() -> None:
+    """Each device holds its share of the model, and nobody else's."""
+    request = a_job_request(resources=Resources(), model=Model(params_millions=70_000, tensor_parallel=4))
+    spec, size = sized_spec(request)
+    assert (spec.devices, spec.compute_milli, spec.mode) == (4, 1000, Mode.EXCLUSIVE)
+    assert spec.memory_mib == size.booked_mib
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (Model(), "model"),
+        (Model(name="no such model"), "model.name"),
+        (Model(params_millions=1, precision="bf17"), "model.dtype"),
+        (Model(params_millions=1, precision="bf16", dtype="bf16"), "model.dtype"),
+        (Model(params_millions=1, batch=2_000_000_000), "model.batch"),
+        (Model(params_millions=1, training=ModelTraining(method="magic")), "model.training.method"),
+        (Model(params_millions=1, training=ModelTraining(zero_stage=4)), "model.training.zero_stage"),
+    ],
+)
+def test_a_model_that_can_not_be_sized_is_refused_by_its_field(model: Model, field: str) -> None:
+    """A guess in its place would book something else than was meant."""
+    refused = sized(a_job_request(model=model))
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.field) == (Refusal.FIELD_INVALID, field)
+
+
+@pytest.mark.parametrize(
+    ("resources", "field"),
+    [(Resources(gpu=2), "resources.gpu"), (Resources(gpu_milli=500), "resources.gpu_milli")],
+)
+def test_a_model_over_more_devices_than_are_asked_for_is_refused(resources: Resources, field: str) -> None:
+    """It could not be loaded."""
+    request = a_job_request(resources=resources, model=Model(params_millions=70_000, tensor_parallel=4))
+    assert refusal_of(request) == (Refusal.FIELD_CONFLICT, field)
+
+
+def test_a_request_without_a_model_has_no_size() -> None:
+    """There is nothing to tell."""
+    assert sized(a_job_request()) is None

@@ -1,36 +1,52 @@
-"""Bytes to event and back: CloudEvents 1.0 on NATS, in binary, structured and bare form.
+"""Bytes to event and back, old versions upgraded.
 
-Facts are written in binary mode: the attributes are headers, the body is the event. Wishes are read in any of the three
-modes. Bytes that don't decode become an ``Undecodable`` that says what was expected, what was found and where; decoding
-never raises for what a stranger sent.
+Facts are written in binary mode: the attributes are headers, the body is the event. Wishes are read in any of the
+modes that ``cloudevents`` tells apart. Bytes that don't decode become an ``Undecodable`` that says what was expected,
+what was found and where (``diagnosis``); decoding a wish never raises for what a stranger sent.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, TypeAlias
-from urllib.parse import unquote
+from typing import Any, Final
 
 import msgspec
 
-from apportion.contracts import subjects
+from apportion.contracts import diagnosis, evolution, subjects
 from apportion.contracts.causes import Refusal
+from apportion.contracts.cloudevents import Headers, escaped, opened
+from apportion.contracts.diagnosis import DEPTH_MAX, Fault, shown
 from apportion.contracts.envelope import Basis, Entry, Stream, Undecodable
-from apportion.contracts.events import FACTS, WISHES, Event, Fact, Wish, type_name
-from apportion.contracts.ids import Author, PoolId, TenantId
+from apportion.contracts.events import AGENT, FACTS, WISHES, Event, Fact, LeaseClaimed, Wish, type_name
+from apportion.contracts.fields import TIMESTAMP
+from apportion.contracts.ids import Author, PoolId, TenantId, is_name, node_of_author
+
+__all__ = [
+    "DEPTH_MAX",
+    "EVENT_BYTES_MAX",
+    "TYPE_PREFIX",
+    "Headers",
+    "Message",
+    "decode_body",
+    "decode_fact",
+    "decode_wish",
+    "encode_body",
+    "encode_fact",
+    "encode_wish",
+    "instant_from_timestamp",
+]
 
 TYPE_PREFIX: Final = "io.apportion."
 EVENT_BYTES_MAX: Final = 64 * 1024
 """CloudEvents asks consumers to accept 64 KiB, and so do we; a larger wish is refused, and kept raw in the log."""
-DEPTH_MAX: Final = 32
-
-Headers: TypeAlias = Mapping[str, str]
+SUBJECT_PART_MAX: Final = 128
+"""Characters of a subject's parts that are repeated in an answer: a name of ours is shorter."""
 
 _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     type_name(kind): msgspec.json.Decoder(kind) for kind in (*WISHES, *FACTS)
 }
 _LATEST: Final[dict[str, str]] = {name.partition(".")[0]: name for name in (type_name(kind) for kind in WISHES)}
+_KINDS: Final[dict[str, type[Event]]] = {type_name(kind): kind for kind in (*WISHES, *FACTS)}
 _WISH_NAMES: Final = frozenset(type_name(kind) for kind in WISHES)
 _FACT_NAMES: Final = frozenset(type_name(kind) for kind in FACTS)
 _ENCODER: Final = msgspec.json.Encoder()
@@ -42,24 +58,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     headers: dict[str, str]
     body: bytes
-
-
-class _Structured(msgspec.Struct, kw_only=True):
-    """A CloudEvent as one JSON object; its extension attributes are read from ``_Extensions``."""
-
-    specversion: str
-    id: str
-    source: str
-    type: str
-    data: msgspec.Raw = msgspec.Raw()
-    data_base64: str | None = None
-    expirytime: str | None = None
-    traceparent: str | None = None
-    actor: str | None = None
-    datacontenttype: str | None = None
-
-
-_STRUCTURED: Final = msgspec.json.Decoder(_Structured)
 
 
 def encode_fact(
@@ -81,9 +79,9 @@ def encode_fact(
         "ce-type": TYPE_PREFIX + type_name(type(event)),
     }
     if correlation_id:
-        headers["ce-correlationid"] = correlation_id
+        headers["ce-correlationid"] = escaped(correlation_id)
     if event.caused_by:
-        headers["ce-causationid"] = event.caused_by
+        headers["ce-causationid"] = escaped(event.caused_by)
     if basis is not None:
         headers["ce-basisfacts"] = str(basis.facts)
         headers["ce-basiswishes"] = str(basis.wishes)
@@ -105,10 +103,10 @@ def encode_wish(
 ) -> Message:
     """The message with which ``tenant`` asks for ``event``, in binary mode."""
     headers = {
-        "Nats-Msg-Id": f"{source} {event_id}",
+        "Nats-Msg-Id": f"{escaped(source)} {escaped(event_id)}",
         "ce-specversion": "1.0",
-        "ce-id": event_id,
-        "ce-source": source,
+        "ce-id": escaped(event_id),
+        "ce-source": escaped(source),
         "ce-type": TYPE_PREFIX + type_name(type(event)),
     }
     if traceparent is not None:
@@ -139,6 +137,17 @@ def decode_fact(subject: str, headers: Headers | None, body: bytes, *, seq: int,
         )
     else:
         event = decode_body(name, body)
+    author = subjects.author_of_fact(subject)
+    if isinstance(event, Fact) and not may_state(author, event):
+        # Identity comes from the subject, which the broker checked; nothing in a payload grants anything.
+        event = Undecodable(
+            code=Refusal.NOT_PERMITTED,
+            type=name,
+            field="subject",
+            expected=f"stated by {getattr(type(event), 'AUTHOR', 'the author itself')}",
+            found=f"stated by {author}",
+            size=len(body),
+        )
     basis = None
     if (decided := given.get("ce-decidedat")) is not None:
         basis = Basis(
@@ -153,239 +162,162 @@ def decode_fact(subject: str, headers: Headers | None, body: bytes, *, seq: int,
         recorded_at=recorded_at,
         event=event,
         event_id=given.get("ce-id", ""),
-        author=subjects.author_of_fact(subject),
+        author=author,
         basis=basis,
         traceparent=given.get("traceparent", ""),
     )
 
 
+def may_state(author: Author, event: Fact) -> bool:
+    """True where this author is the one publisher of such a fact: an agent only of its own node's."""
+    if isinstance(event, LeaseClaimed):
+        return event.author == author
+    if (node := node_of_author(author)) is not None:
+        return type(event).AUTHOR == AGENT and getattr(event, "node_id", None) == node
+    return type(event).AUTHOR == author
+
+
 def decode_wish(subject: str, headers: Headers | None, body: bytes, *, seq: int, recorded_at: int) -> Entry:
     """The wish in a message of the stream of wishes, or why it is none. Never raises."""
-    tenant, subject_type = subjects.tenant_and_type_of_wish(subject)
-    envelope, event = _read_wish(subject_type, headers or {}, body)
+    envelope = opened(headers or {}, body if len(body) <= EVENT_BYTES_MAX else b"")
+    tenant, subject_type, event = "", "", None
+    try:
+        tenant, subject_type = subjects.tenant_and_type_of_wish(subject)
+    except subjects.SubjectInvalid:
+        event = _undecodable(
+            "",
+            body,
+            Fault(
+                code=Refusal.TYPE_UNKNOWN,
+                field="subject",
+                expected="apportion.v1.<pool>.wish.<tenant>.<type>",
+                found=shown(subject),
+            ),
+        )
+    expires_at = 0
+    if envelope.expirytime:
+        expires_at = _expiry(envelope.expirytime)
+    if len(body) > EVENT_BYTES_MAX:
+        event = event or _undecodable(
+            subject_type,
+            body,
+            Fault(code=Refusal.TOO_LARGE, expected=f"at most {EVENT_BYTES_MAX} bytes", found=f"{len(body)} bytes"),
+        )
+    elif envelope.fault is not None:
+        event = event or _undecodable(subject_type, body, envelope.fault)
+    elif expires_at < 0:
+        fault = Fault(
+            code=Refusal.ENVELOPE_INVALID,
+            field="expirytime",
+            expected="an instant in RFC 3339, such as 2026-09-01T12:00:00Z",
+            found=shown(envelope.expirytime),
+        )
+        event = event or _undecodable(subject_type, body, fault)
     return Entry(
         stream=Stream.WISHES,
         seq=seq,
         recorded_at=recorded_at,
-        event=event,
+        event=event or _typed(subject_type, envelope.type, envelope.data),
         # Without an id of its own a wish is known by its place in the stream, and can't be told from a repeat.
-        event_id=envelope.get("id") or f"wish-{seq}",
-        tenant=tenant,
-        source=envelope.get("source") or "",
+        event_id=envelope.id or f"wish-{seq}",
+        tenant=TenantId(_storable(tenant)),
+        source=envelope.source,
         digest=hashlib.sha256(body).hexdigest(),
-        expires_at=_instant_or_zero(envelope.get("expirytime")),
-        actor=(envelope.get("actor") or "")[:128],
-        subject_type=subject_type,
-        traceparent=envelope.get("traceparent") or "",
+        expires_at=max(expires_at, 0),
+        actor=envelope.actor[:128],
+        subject_type=_storable(subject_type),
+        traceparent=envelope.traceparent,
+        ingress=envelope.ingress,
     )
 
 
-def _read_wish(subject_type: str, headers: Headers, body: bytes) -> tuple[dict[str, str], Event | Undecodable]:
-    if len(body) > EVENT_BYTES_MAX:
-        return _attributes(headers)[0], Undecodable(
-            code=Refusal.TOO_LARGE,
-            type=subject_type,
-            expected=f"at most {EVENT_BYTES_MAX} bytes",
-            found=f"{len(body)} bytes",
-            size=len(body),
-        )
-    attributes, repeated = _attributes(headers)
-    if repeated:
-        return attributes, _bad_envelope(subject_type, repeated, "one spelling of each header", "two", body)
-    if (
-        attributes.get("content-type", "").lower().startswith("application/cloudevents")
-        or "specversion" not in attributes
-    ):
-        structured = _structured(body)
-        if structured is not None:
-            return _from_structured(subject_type, structured, body)
-        if attributes.get("content-type", "").lower().startswith("application/cloudevents"):
-            return attributes, describe(subject_type, body, _STRUCTURED)
-    elif attributes["specversion"] != "1.0":
-        return attributes, _bad_envelope(subject_type, "ce-specversion", "1.0", attributes["specversion"], body)
-    return attributes, _typed(subject_type, attributes.get("type", ""), body)
+def _storable(part: str) -> str:
+    """A part of a subject, fit to be repeated: what isn't a name of ours comes back cut, and as valid UTF-8."""
+    if part.isascii() and len(part) <= SUBJECT_PART_MAX:
+        return part
+    return part[:SUBJECT_PART_MAX].encode("utf-8", "replace").decode()
 
 
-def _attributes(headers: Headers) -> tuple[dict[str, str], str]:
-    """CloudEvents attributes from headers in any case, and the name of one that is given twice."""
-    found: dict[str, str] = {}
-    for name, value in headers.items():
-        lower = name.lower()
-        if lower.startswith("ce-") or lower in {"content-type", "traceparent"}:
-            key = lower.removeprefix("ce-")
-            if key in found and lower.startswith("ce-"):
-                return found, lower
-            found[key] = _unescaped(value)
-    return found, ""
-
-
-def _unescaped(value: str) -> str:
-    """A header value as the HTTP and NATS bindings write it: unquoted, then one round of percent-decoding."""
-    if len(value) >= 2 and value[0] == value[-1] == '"':
-        value = re.sub(r"\\(.)", r"\1", value[1:-1])
-    if "%" not in value:
-        return value
+def _expiry(text: str) -> int:
+    """The instant after which a wish is refused, at least 1; -1 where the text is no instant."""
+    if not _TIMESTAMP.match(text):
+        return -1
     try:
-        return unquote(value, errors="strict")
-    except UnicodeDecodeError:
-        return value
+        return max(1, instant_from_timestamp(text))
+    except (ValueError, OverflowError):
+        return -1
 
 
-def _structured(body: bytes) -> _Structured | None:
-    try:
-        found = _STRUCTURED.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return None
-    return found
+_TIMESTAMP: Final = re.compile(TIMESTAMP)
 
 
-def _from_structured(subject_type: str, found: _Structured, body: bytes) -> tuple[dict[str, str], Event | Undecodable]:
-    envelope = {
-        "id": found.id,
-        "source": found.source,
-        "expirytime": found.expirytime or "",
-        "actor": found.actor or "",
-        "traceparent": found.traceparent or "",
-    }
-    if found.specversion != "1.0":
-        return envelope, _bad_envelope(subject_type, "specversion", "1.0", found.specversion, body)
-    if not bytes(found.data):
-        return envelope, _bad_envelope(subject_type, "data", "the request as a JSON object", "nothing", body)
-    return envelope, _typed(subject_type, found.type, bytes(found.data))
-
-
-def _bad_envelope(subject_type: str, field: str, expected: str, found: str, body: bytes) -> Undecodable:
+def _undecodable(kind: str, body: bytes, fault: Fault) -> Undecodable:
     return Undecodable(
-        code=Refusal.ENVELOPE_INVALID,
-        type=subject_type,
-        field=field,
-        expected=expected,
-        found=found[:128],
+        code=fault.code,
+        type=_storable(kind),
+        field=fault.field,
+        expected=fault.expected,
+        found=fault.found,
         size=len(body),
+        job_id=_readable_job_id(body),
     )
 
 
 def _typed(subject_type: str, claimed: str, body: bytes) -> Event | Undecodable:
     expected = _LATEST.get(subject_type)
     if expected is None:
-        return Undecodable(
+        fault = Fault(
             code=Refusal.TYPE_UNKNOWN,
-            type=subject_type[:128],
             field="subject",
-            expected=", ".join(sorted(_LATEST)),
-            found=subject_type[:128],
-            size=len(body),
+            expected="one of " + ", ".join(sorted(_LATEST)),
+            found=shown(subject_type),
         )
+        return _undecodable(subject_type, body, fault)
     name = claimed.removeprefix(TYPE_PREFIX) or expected
-    if name.partition(".")[0] != subject_type:
-        return Undecodable(
-            code=Refusal.TYPE_MISMATCH,
-            type=subject_type,
+    is_other = name.partition(".")[0] != subject_type
+    if is_other or (name not in _WISH_NAMES and name not in evolution.UPCASTS):
+        fault = Fault(
+            code=Refusal.TYPE_MISMATCH if is_other else Refusal.TYPE_UNKNOWN,
             field="type",
             expected=TYPE_PREFIX + expected,
-            found=claimed[:128],
-            size=len(body),
+            found=shown(claimed),
         )
-    if name not in _WISH_NAMES:
-        return Undecodable(
-            code=Refusal.TYPE_UNKNOWN,
-            type=subject_type,
-            field="type",
-            expected=TYPE_PREFIX + expected,
-            found=claimed[:128],
-            size=len(body),
-        )
+        return _undecodable(subject_type, body, fault)
     return decode_body(name, body)
 
 
-def decode_body(name: str, body: bytes) -> Event | Undecodable:
-    """The event of type ``name`` (such as ``JobRequested.v1``) in ``body``, or why it is none."""
+def decode_body(name: str, body: bytes, upcasts: evolution.Upcasts = evolution.UPCASTS) -> Event | Undecodable:
+    """The event of type ``name`` (such as ``JobRequested.v1``) in ``body``, or why it is none.
+
+    An older version is upgraded step by step, and comes back as the newest.
+    """
+    if name in upcasts:
+        return _upgraded(name, body, upcasts)
     decoder = _DECODERS[name]
     try:
         event: Event = decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError):
-        return describe(name.partition(".")[0], body, decoder)
+        return _undecodable(name.partition(".")[0], body, diagnosis.fault_of(body, decoder))
+    if name in _WISH_NAMES and (fault := diagnosis.ambiguity(body)) is not None:
+        return _undecodable(name.partition(".")[0], body, fault)
     return event
 
 
-_AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_UNKNOWN: Final = re.compile(r"unknown field `(?P<name>.*)`", re.DOTALL)
-_MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]*)`")
-_GOT: Final = re.compile(r"^Expected (?P<expected>.*?), got (?P<found>.*)$")
-
-
-def describe(kind: str, body: bytes, decoder: msgspec.json.Decoder[Any]) -> Undecodable:
-    """Why ``decoder`` refuses ``body``, in the terms of a rejection: code, field path, expected, found."""
+def _upgraded(name: str, body: bytes, upcasts: evolution.Upcasts) -> Event | Undecodable:
+    kind = name.partition(".")[0]
     try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError as err:
-        return Undecodable(
-            code=Refusal.NOT_UTF8,
-            type=kind,
-            expected="UTF-8",
-            found=f"byte 0x{body[err.start]:02x} at offset {err.start}",
-            size=len(body),
-        )
+        doc = _PLAIN_DATA.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError):
+        return _undecodable(kind, body, diagnosis.fault_of(body, _PLAIN_DATA))
+    newest, doc = evolution.upcast(name, doc, upcasts)
     try:
-        decoder.decode(body)
+        event: Event = msgspec.convert(doc, _KINDS[newest])
     except msgspec.ValidationError as err:
-        job = _readable_job_id(body)
-        return _described(kind, str(err), len(body), job)
-    except RecursionError:
-        return Undecodable(
-            code=Refusal.TOO_DEEP, type=kind, expected=f"at most {DEPTH_MAX} levels", found="more", size=len(body)
-        )
-    except (msgspec.MsgspecError, UnicodeError, MemoryError, OverflowError) as err:
-        return Undecodable(
-            code=Refusal.NOT_JSON,
-            type=kind,
-            expected="one JSON object",
-            found=f"{str(err)[:200]}" if text.strip() else "nothing",
-            size=len(body),
-        )
-    raise AssertionError("describe() was asked about a body that decodes")
+        return _undecodable(kind, body, diagnosis.fault_of_value(doc, _KINDS[newest], str(err)))
+    return event
 
 
-def _described(kind: str, text: str, size: int, job: str | None) -> Undecodable:
-    path = ""
-    if (at := _AT.search(text)) is not None:
-        path = at["path"]
-        text = text[: at.start()]
-    if (unknown := _UNKNOWN.search(text)) is not None:
-        name = unknown["name"]
-        return Undecodable(
-            code=Refusal.FIELD_UNKNOWN,
-            type=kind,
-            field=_joined(path, name)[:256],
-            expected="a field of the contract",
-            found=name[:128],
-            size=size,
-            job_id=job,
-        )
-    if (missing := _MISSING.search(text)) is not None:
-        return Undecodable(
-            code=Refusal.FIELD_MISSING,
-            type=kind,
-            field=_joined(path, missing["name"]),
-            expected="a value",
-            found="nothing",
-            size=size,
-            job_id=job,
-        )
-    got = _GOT.match(text)
-    return Undecodable(
-        code=Refusal.FIELD_INVALID,
-        type=kind,
-        field=path,
-        expected=got["expected"] if got else text.removeprefix("Expected ")[:256],
-        found=got["found"][:128] if got else "another value",
-        size=size,
-        job_id=job,
-    )
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+_PLAIN_DATA: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class _JobIdOnly(msgspec.Struct):
@@ -396,10 +328,14 @@ _JOB_ID_ONLY: Final = msgspec.json.Decoder(_JobIdOnly)
 
 
 def _readable_job_id(body: bytes) -> str | None:
+    """The job's name, where the body names one that may be repeated in an answer."""
+    if b'"job_id"' not in body:
+        return None
     try:
-        return _JOB_ID_ONLY.decode(body).job_id
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return None  # what is nested deeper than can be read may stand before the name
+        name = _JOB_ID_ONLY.decode(body).job_id
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError):
+        return None
+    return name if name is not None and is_name(name) else None
 
 
 def instant_from_timestamp(text: str) -> int:
@@ -421,12 +357,3 @@ def instant_from_timestamp(text: str) -> int:
     epoch = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
     since = moment - epoch
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or "0")
-
-
-def _instant_or_zero(text: str | None) -> int:
-    if not text:
-        return 0
-    try:
-        return instant_from_timestamp(text)
-    except ValueError:
-        return 0

@@ -5,6 +5,7 @@ from enum import StrEnum, unique
 from msgspec import Struct
 
 from apportion.contracts.causes import Refusal
+from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.events import Event
 from apportion.contracts.ids import Author, TenantId
 
@@ -72,3 +73,5 @@ class Entry(Struct, frozen=True, kw_only=True):
     """A fact's basis, where its author decides from the streams."""
     traceparent: str = ""
     """W3C trace context, where the message carried one; never part of a state."""
+    ingress: Ingress = Ingress.BINARY
+    """How a wish came: with its attributes in headers, as one JSON object, or without an envelope."""

@@ -8,6 +8,7 @@ Requests refuse unknown fields, since a mistyped name would change what was aske
 reader can follow a newer writer.
 """
 
+from enum import StrEnum, unique
 from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
@@ -23,10 +24,14 @@ from apportion.contracts.causes import (
     WorkloadKind,
 )
 from apportion.contracts.fields import (
+    IMAGE,
+    MIG_PROFILE,
+    PLAIN,
     Argument,
     Count,
     EnvName,
     Instant,
+    JobName,
     Label,
     Milli,
     Name,
@@ -35,6 +40,10 @@ from apportion.contracts.fields import (
     Seconds,
     Text,
     Timestamp,
+    Uri,
+    Version,
+    WebUri,
+    Word,
 )
 from apportion.contracts.ids import (
     ADMISSION,
@@ -63,19 +72,29 @@ class Event(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=T
 # --------------------------------------------------------------------------------------------------------------------
 
 
+Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=PLAIN)]
+"""Why something is asked that others will want to know the reason of."""
+
+
 class Wish(Event, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that somebody asks. Exactly one fact answers each wish."""
 
     ANSWERED_BY: ClassVar[Author] = ADMISSION
 
 
+class SecretRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value that the node looks up, so that it never stands in a request."""
+
+    secret: Label
+
+
 class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What to run: an argument vector, never a shell line."""
 
     command: Annotated[tuple[Argument, ...], Meta(max_length=256)] = ()
-    env: Annotated[dict[EnvName, Argument], Meta(max_length=128)] = {}
+    env: Annotated[dict[EnvName, Argument | SecretRef], Meta(max_length=128)] = {}
     kind: WorkloadKind = WorkloadKind.BATCH
-    image: Annotated[str, Meta(max_length=512, pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]*$(?!\n)")] | None = None
+    image: Annotated[str, Meta(max_length=512, pattern=IMAGE)] | None = None
     mounts: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
 
 
@@ -96,7 +115,7 @@ class Resources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     gpu_milli: Milli | None = None
     gpu_memory_mib: Positive | None = None
     mode: Mode | None = None
-    mig_profile: Annotated[str, Meta(pattern=r"^[1-7]g\.[0-9]{1,3}gb(\+me)?$(?!\n)")] | None = None
+    mig_profile: Annotated[str, Meta(pattern=MIG_PROFILE)] | None = None
     device: DeviceChoice | None = None
     cpu_milli: Count | None = None
     memory_mib: Count | None = None
@@ -114,6 +133,7 @@ class Gang(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     min: Annotated[int, Meta(ge=1, le=1024)] | None = None
     topology_key: Label | None = None
     required: bool | None = None
+    preferred: bool | None = None
 
 
 class Retry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -126,6 +146,161 @@ class Retry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     memory_factor_pct: Annotated[int, Meta(ge=100, le=400)] | None = None
 
 
+class ModelTraining(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a model is trained. What isn't said takes admission's default, and `JobAdmitted.sized` tells."""
+
+    method: Word | None = None
+    """`none`, `full`, `lora` or `qlora`."""
+    optimizer: Word | None = None
+    rank: Positive | None = None
+    target_modules: Word | None = None
+    checkpointing: bool | None = None
+    master_weights: bool | None = None
+    zero_stage: Count | None = None
+    data_parallel: Positive | None = None
+
+
+class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the job runs, for admission to size: a known name, or a size, or an architecture; and how it is used."""
+
+    name: Word | None = None
+    params_millions: Positive | None = None
+    precision: Word | None = None
+    """How weights are stored: `bf16`, `fp8`, `gptq-int4`, … `dtype` says the same."""
+    dtype: Word | None = None
+    kv_dtype: Word | None = None
+    group_size: Positive | None = None
+    batch: Positive | None = None
+    """Sequences at once on one device."""
+    context_tokens: Positive | None = None
+    """Tokens of one sequence, prompt and output together."""
+    prompt_tokens: Positive | None = None
+    training: ModelTraining | None = None
+    tensor_parallel: Positive | None = None
+    """Devices that share one replica."""
+    engine: Word | None = None
+    attention: Word | None = None
+    kv_pool_mib: Count | None = None
+    family: Word | None = None
+    layers: Positive | None = None
+    hidden: Positive | None = None
+    intermediate: Positive | None = None
+    heads: Positive | None = None
+    kv_heads: Positive | None = None
+    head_dim: Positive | None = None
+    vocab: Positive | None = None
+    mlp: Word | None = None
+    tied_embeddings: bool | None = None
+    experts_total: Positive | None = None
+    experts_active: Positive | None = None
+    moe_intermediate: Positive | None = None
+    shared_intermediate: Count | None = None
+    dense_layers: Count | None = None
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Count | None = None
+    rope_dim: Count | None = None
+    v_head_dim: Count | None = None
+    sliding_window: Count | None = None
+    global_every: Count | None = None
+
+
+class Elastic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How many replicas the job can do with."""
+
+    min: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    max: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    step: Annotated[int, Meta(ge=1, le=1024)] | None = None
+
+
+class Sla(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an inference job promises its own users."""
+
+    latency_ms: Positive | None = None
+    percentile: Annotated[int, Meta(ge=1, le=99)] | None = None
+    rps: Positive | None = None
+
+
+class Bid(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The most that a spot job pays."""
+
+    max_price_micro_per_gpu_hour: Positive
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the job keeps what it has done, and how it is told to."""
+
+    uri: Uri | None = None
+    interval_s: Seconds | None = None
+    grace_s: Annotated[int, Meta(ge=0, le=3600)] | None = None
+    signal: Word | None = None
+
+
+@unique
+class IsolationLevel(StrEnum):
+    """What a job's neighbours must not be able to do; each level includes those before it."""
+
+    NONE = "none"
+    MEMORY = "memory"
+    FAULT = "fault"
+    DEDICATED = "dedicated"
+    CONFIDENTIAL = "confidential"
+
+
+class Isolation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The least isolation that the job accepts."""
+
+    level: IsolationLevel = IsolationLevel.NONE
+
+
+class Placement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where the job may run, by labels of nodes."""
+
+    required: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
+    preferred: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
+    avoid_nodes: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    site: Name | None = None
+    network_segment: Name | None = None
+
+
+class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the node's software must be at least."""
+
+    min_driver: Version | None = None
+    min_cuda: Version | None = None
+    framework: Word | None = None
+
+
+@unique
+class DataTier(StrEnum):
+    """How soon the job needs its data."""
+
+    HOT = "hot"
+    COLD = "cold"
+
+
+class Data(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the job reads."""
+
+    inputs: Annotated[tuple[Uri, ...], Meta(max_length=64)] = ()
+    tier: DataTier | None = None
+
+
+@unique
+class DependencyCondition(StrEnum):
+    """How the other job must have ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+class Dependency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Another job of the tenant that has to end first."""
+
+    job_id: Name
+    condition: DependencyCondition = DependencyCondition.SUCCEEDED
+
+
 class JobRequested(Wish, frozen=True, kw_only=True, tag="JobRequested.v1"):
     """A tenant asks for a job. Written by any system that may; answered by JobAdmitted, JobRejected or JobDuplicate."""
 
@@ -133,7 +308,7 @@ class JobRequested(Wish, frozen=True, kw_only=True, tag="JobRequested.v1"):
     workload: Workload
     resources: Resources = Resources()
     job_id: Name | None = None
-    idempotency_key: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=128, pattern=PLAIN)] | None = None
     tenant: Text | None = None
     """Where given it must equal the tenant of the subject; it grants nothing."""
     job_set: Name | None = None
@@ -141,23 +316,34 @@ class JobRequested(Wish, frozen=True, kw_only=True, tag="JobRequested.v1"):
     priority: Priority | None = None
     preemptible: bool | None = None
     min_runtime_s: Seconds | None = None
+    model: Model | None = None
+    """Where the memory isn't asked for, admission books what this needs."""
     gang: Gang = Gang()
+    elastic: Elastic | None = None
+    sla: Sla | None = None
+    bid: Bid | None = None
     time_limit_s: Annotated[int, Meta(ge=1, le=2_147_483_647)] | None = None
     max_wait_s: Seconds | None = None
     not_before: Timestamp | None = None
     deadline: Timestamp | None = None
     retry: Retry = Retry()
     grace_s: Annotated[int, Meta(ge=0, le=3600)] | None = None
+    checkpoint: Checkpoint | None = None
+    isolation: Isolation | None = None
+    placement: Placement | None = None
+    runtime: Runtime | None = None
+    data: Data | None = None
+    depends_on: Annotated[tuple[Dependency, ...], Meta(max_length=64)] = ()
     labels: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
     annotations: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
-    external_uri: Annotated[str, Meta(max_length=2048, pattern=r"^https?://[^\s\x00-\x1f]+$(?!\n)")] | None = None
+    external_uri: WebUri | None = None
     dry_run: bool = False
 
 
 class JobCancelRequested(Wish, frozen=True, kw_only=True, tag="JobCancelRequested.v1"):
     """Somebody asks that a job ends. Answered by JobCancelled, JobStopping or WishRejected."""
 
-    job_id: Annotated[str, Meta(min_length=1, max_length=127)]
+    job_id: JobName
     """The job's name; an operator gives ``<tenant>/<name>``."""
     reason: Text = ""
     dry_run: bool = False
@@ -181,7 +367,7 @@ class NodeDrainRequested(Wish, frozen=True, kw_only=True, tag="NodeDrainRequeste
 
     ANSWERED_BY: ClassVar[Author] = MONITOR
     node_id: Name
-    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+    reason: Reason
     deadline_s: Seconds = 0
     """Runs are told to stop at once; this long, at most, they may take (their own grace is shorter or equal)."""
     dry_run: bool = False
@@ -192,7 +378,7 @@ class NodeCordonRequested(Wish, frozen=True, kw_only=True, tag="NodeCordonReques
 
     ANSWERED_BY: ClassVar[Author] = MONITOR
     node_id: Name
-    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+    reason: Reason
     dry_run: bool = False
 
 
@@ -201,7 +387,7 @@ class NodeUncordonRequested(Wish, frozen=True, kw_only=True, tag="NodeUncordonRe
 
     ANSWERED_BY: ClassVar[Author] = MONITOR
     node_id: Name
-    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+    reason: Reason
     dry_run: bool = False
 
 
@@ -265,6 +451,18 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
 
 
+class Sized(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What admission expects a model to need on each device, in MiB."""
+
+    memory_mib_p50: int
+    memory_mib_p95: int
+    booked_mib: int
+    """What the job asks for on this ground: p95 and a buffer, or what the request said itself."""
+    parts: dict[str, int] = {}
+    """Where the expected MiB go; they sum to p50."""
+    method: str
+
+
 class JobAdmitted(Fact, frozen=True, kw_only=True, tag="JobAdmitted.v1"):
     """The job is accepted and waits for slices. Written by admission; it will end in exactly one terminal fact."""
 
@@ -282,6 +480,10 @@ class JobAdmitted(Fact, frozen=True, kw_only=True, tag="JobAdmitted.v1"):
     quota_used_mib: int = 0
     """What the queue's runs held when this was decided."""
     external_uri: str = ""
+    sized: Sized | None = None
+    """How the memory was found, where the request gave a model."""
+    note: str = ""
+    """What the publisher could do better; empty where there is nothing to say."""
 
 
 class JobRejected(Fact, frozen=True, kw_only=True, tag="JobRejected.v1"):

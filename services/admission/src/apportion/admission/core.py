@@ -5,6 +5,7 @@ go on or end (`lifecycle`). Where a job runs is the placer's decision, and how t
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Final
 
 from apportion.admission import lifecycle, validate
@@ -23,6 +24,7 @@ from apportion.admission.state import (
 )
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Refusal, StopCause
+from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.ids import JobId, QueueId, TenantId, is_name
 from apportion.pool.state import JobView, QueueView
 
@@ -35,6 +37,13 @@ RULES: Final = 1
 """Goes up whenever the same history would lead to another decision."""
 
 
+_NOTES: Final[Mapping[Ingress, str]] = {
+    Ingress.BARE: "Read as a CloudEvent that no header announced: send content-type application/cloudevents+json.",
+    Ingress.REQUEST: "Read without an envelope: without an id and a source of its own, a repeat is a second job.",
+}
+"""What a publisher is told who was understood, and could be understood better."""
+
+
 def _policy() -> str:
     said = repr(
         (
@@ -43,6 +52,8 @@ def _policy() -> str:
             WISHES_PER_ROUND,
             FACTS_PER_ROUND,
             lifecycle.BACKOFF_S_MAX,
+            validate.SIZING,
+            validate.BUFFER_PCT,
             validate.RESERVED_ENV,
             validate.RESERVED_ENV_PREFIXES,
             sorted(validate.SERVICE_CLASSES.items()),
@@ -118,10 +129,11 @@ class _Round:
         if first is not None:
             self._answer_repeat(asked, request, first)
             return
-        spec = self._admissible(asked, request)
-        if isinstance(spec, Refused):
-            self._reject(asked, spec, request.job_id)
+        admissible = self._admissible(asked, request)
+        if isinstance(admissible, Refused):
+            self._reject(asked, admissible, request.job_id)
             return
+        spec, size = admissible
         job_id = self._job_id(asked, request)
         taken = self._taken_by(job_id)
         if taken:
@@ -146,13 +158,15 @@ class _Round:
             quota_used_milli=queue.used_compute_milli,
             quota_used_mib=queue.used_memory_mib,
             external_uri=request.external_uri or "",
+            sized=size,
+            note=_NOTES.get(asked.ingress, ""),
             caused_by=asked.event_id,
         )
         self._answers[asked.seq] = admitted
         self._new_jobs[job_id] = admitted
         self.facts.append(admitted)
 
-    def _admissible(self, asked: Asked, request: ev.JobRequested) -> ev.JobSpec | Refused:
+    def _admissible(self, asked: Asked, request: ev.JobRequested) -> tuple[ev.JobSpec, ev.Sized | None] | Refused:
         tenant = asked.tenant
         expired = self._expired(asked)
         if expired is not None:
@@ -181,10 +195,13 @@ class _Round:
                 found=request.queue,
                 hint=f"Name a queue that {tenant} may submit to.",
             )
-        spec = validate.job_spec(request, self._now, self._state.shares)
+        size = validate.sized(request)
+        if isinstance(size, Refused):
+            return size
+        spec = validate.job_spec(request, self._now, self._state.shares, size)
         if isinstance(spec, Refused):
             return spec
-        return _beyond_limits(spec, self._state.pool.queues[QueueId(request.queue)]) or spec
+        return _beyond_limits(spec, self._state.pool.queues[QueueId(request.queue)]) or (spec, size)
 
     def _job_id(self, asked: Asked, request: ev.JobRequested) -> JobId:
         if request.job_id is not None:

@@ -22,6 +22,7 @@ from apportion.admission.refusals import Refused
 from apportion.admission.validate import DEFAULT_SHARES, ShareDefaults
 from apportion.contracts import events as ev
 from apportion.contracts.causes import RunCause, WorkloadKind
+from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import ADMISSION, JobId, QueueId, RunId, TenantId, attempt_of_run, job_of_run
 from apportion.pool import state as pool_state
@@ -43,6 +44,7 @@ class Asked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     actor: str = ""
     subject_type: str = ""
     expires_at: int = 0
+    ingress: Ingress = Ingress.BINARY
     wish: ev.JobRequested | ev.JobCancelRequested | ev.QueueUpsertRequested | None = None
     undecodable: Undecodable | None = None
 
@@ -376,6 +378,7 @@ def _asked(entry: Entry, tenant: TenantId) -> Asked | None:
         actor=entry.actor,
         subject_type=entry.subject_type,
         expires_at=entry.expires_at,
+        ingress=entry.ingress,
         wish=wish,
         undecodable=undecodable,
     )

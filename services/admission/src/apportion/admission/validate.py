@@ -7,15 +7,21 @@ A field that placer and agents can't honour yet is refused by name: silently ign
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
+from apportion.admission.model_spec import ModelSpecInvalid, parse_model
 from apportion.admission.refusals import Refused, bounded
+from apportion.admission.sizing import METHOD_VERSION, Parts, estimate
 from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, WorkloadKind
 from apportion.contracts.codec import instant_from_timestamp
-from apportion.contracts.events import DeviceChoice, JobRequested, JobSpec
+from apportion.contracts.diagnosis import shown
+from apportion.contracts.events import DeviceChoice, IsolationLevel, JobRequested, JobSpec, SecretRef, Sized
 from apportion.contracts.ids import QueueId
 from apportion.contracts.units import MILLI_PER_DEVICE
 
+MEMORY_MIB_MAX: Final = 2_147_483_647
+DEVICES_MAX: Final = 1024
 INSTANT_MAX: Final = 9_223_372_036_854_775_807
 
 RESERVED_ENV: Final = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "LD_AUDIT", "LD_PRELOAD")
@@ -33,6 +39,9 @@ MODES_SUPPORTED: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE)
 NO_RETRY_CAUSES: Final = (RunCause.SUCCESS, RunCause.CANCELLED)
 """Ends after which nobody can want another attempt."""
 GRACE_S_DEFAULT: Final = 10
+BUFFER_PCT: Final = 10
+"""What is booked above the p95 of a model's size: nothing else on the device may grow into it."""
+SIZING: Final = METHOD_VERSION
 
 
 class ShareDefaults(Struct, frozen=True):
@@ -51,10 +60,50 @@ DEFAULT_SHARES: Final[Mapping[WorkloadKind, ShareDefaults]] = {
 }
 
 
+def sized(request: JobRequested) -> Sized | Refused | None:
+    """What the request's model needs on each device; None where it names none.
+
+    Books the 95th percentile and a buffer, unless the request says itself how much memory it wants.
+    """
+    if request.model is None:
+        return None
+    try:
+        sizing = estimate(parse_model(msgspec.to_builtins(request.model)))
+    except ModelSpecInvalid as err:
+        return Refused(
+            code=Refusal.FIELD_INVALID,
+            field=err.path,
+            expected=bounded(err.expected),
+            found="nothing" if err.found is None else shown(err.found),
+        )
+    needed_mib = -(-sizing.memory_mib_p95 * (100 + BUFFER_PCT) // 100)
+    asked_mib = request.resources.gpu_memory_mib
+    if asked_mib is None and needed_mib > MEMORY_MIB_MAX:
+        return Refused(
+            code=Refusal.FIELD_INVALID,
+            field="model",
+            expected=f"a model of at most {MEMORY_MIB_MAX} MiB a device",
+            found=f"{needed_mib} MiB",
+        )
+    return Sized(
+        memory_mib_p50=sizing.memory_mib_p50,
+        memory_mib_p95=sizing.memory_mib_p95,
+        booked_mib=needed_mib if asked_mib is None else asked_mib,
+        parts={part: mib for part in Parts.__struct_fields__ if (mib := getattr(sizing.parts, part))},
+        method=sizing.method,
+    )
+
+
 def job_spec(
-    request: JobRequested, now: int, defaults: Mapping[WorkloadKind, ShareDefaults] = DEFAULT_SHARES
+    request: JobRequested,
+    now: int,
+    defaults: Mapping[WorkloadKind, ShareDefaults] = DEFAULT_SHARES,
+    size: Sized | None = None,
 ) -> JobSpec | Refused:
-    """The request with every default filled in, or the first reason why it can't be honoured."""
+    """The request with every default filled in, or the first reason why it can't be honoured.
+
+    ``size`` is what ``sized`` said of the request's model.
+    """
     for refused in (_unsupported(request), _workload(request), _resources(request), _retry(request)):
         if refused is not None:
             return refused
@@ -79,14 +128,14 @@ def job_spec(
             found=request.not_before or "",
             hint="Let the job start before it has to be done.",
         )
-    devices, compute_milli, memory_mib, mode = _share(request, defaults)
+    devices, compute_milli, memory_mib, mode = _share(request, defaults, size)
     service_class = request.service_class or SERVICE_CLASSES[request.workload.kind]
     resources = request.resources
     return JobSpec(
         queue=QueueId(request.queue),
         kind=request.workload.kind,
         command=request.workload.command,
-        env=request.workload.env,
+        env={name: value for name, value in request.workload.env.items() if isinstance(value, str)},
         service_class=service_class,
         priority=500 if request.priority is None else request.priority,
         preemptible=service_class is not ServiceClass.ONLINE if request.preemptible is None else request.preemptible,
@@ -135,6 +184,9 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "dry_run", "true"
     if workload.image is not None:
         yield "workload.image", workload.image
+    for name, value in workload.env.items():
+        if isinstance(value, SecretRef):
+            yield f"workload.env.{name}", f"secret {value.secret}"
     if workload.mounts:
         yield "workload.mounts", f"{len(workload.mounts)} mounts"
     if resources.mode is Mode.MIG:
@@ -159,12 +211,30 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "gang.topology_key", gang.topology_key
     if gang.required:
         yield "gang.required", "true"
+    if gang.preferred:
+        yield "gang.preferred", "true"
     if retry.avoid_same_node:
         yield "retry.avoid_same_node", "true"
     if retry.memory_factor_pct is not None and retry.memory_factor_pct > 100:
         yield "retry.memory_factor_pct", str(retry.memory_factor_pct)
     if request.job_set is not None:
         yield "job_set", request.job_set
+    for field in ("elastic", "sla", "bid", "checkpoint", "placement", "runtime", "data"):
+        yield from _parts_asked(field, getattr(request, field))
+    if request.isolation is not None and request.isolation.level is not IsolationLevel.NONE:
+        yield "isolation.level", str(request.isolation.level)
+    if request.depends_on:
+        yield "depends_on", f"{len(request.depends_on)} jobs"
+
+
+def _parts_asked(field: str, asked: Struct | None) -> Iterator[tuple[str, str]]:
+    """The first part of an object of which this version can honour none; an empty object asks for nothing."""
+    if asked is None:
+        return
+    for part in asked.__struct_fields__:
+        value = getattr(asked, part)
+        if value not in {None, ()} if isinstance(value, str | int | tuple | None) else bool(value):
+            yield f"{field}.{part}", shown(value if isinstance(value, str | int) else msgspec.to_builtins(value))
 
 
 def _device_unsupported(device: DeviceChoice) -> Iterator[tuple[str, str]]:
@@ -208,7 +278,7 @@ def _resources(request: JobRequested) -> Refused | None:
     is_cpu_only = resources.device is not None and resources.device.kind == "cpu"
     shares = (resources.gpu, resources.gpu_milli, resources.gpu_memory_mib)
     if is_cpu_only:
-        if any(share is not None for share in shares) or resources.mode is not None:
+        if any(share is not None for share in shares) or resources.mode is not None or request.model is not None:
             return Refused(
                 code=Refusal.FIELD_CONFLICT,
                 field="resources.device.kind",
@@ -223,11 +293,15 @@ def _resources(request: JobRequested) -> Refused | None:
                 found=str(resources.cpu_milli or "nothing"),
             )
         return None
-    if all(share is None for share in shares):
+    if request.model is not None and request.model.tensor_parallel is not None:
+        conflict = _parallel(request, request.model.tensor_parallel)
+        if conflict is not None:
+            return conflict
+    if request.model is None and all(share is None for share in shares):
         return Refused(
             code=Refusal.FIELD_MISSING,
             field="resources.gpu",
-            expected="one of resources.gpu, resources.gpu_milli and resources.gpu_memory_mib",
+            expected="one of resources.gpu, resources.gpu_milli, resources.gpu_memory_mib and model",
             found="none of them",
             hint="Say how many devices or which share of one; a job without any says resources.device.kind: cpu.",
         )
@@ -248,6 +322,22 @@ def _resources(request: JobRequested) -> Refused | None:
             hint="An exclusive device is a whole one: ask for gpu 1, or let the mode out.",
         )
     return None
+
+
+def _parallel(request: JobRequested, ways: int) -> Refused | None:
+    """Why a model that is spread over devices can't have those that are asked for."""
+    resources = request.resources
+    if ways > 1 and resources.gpu_milli is not None:
+        field, found = "resources.gpu_milli", f"gpu_milli {resources.gpu_milli} and tensor_parallel {ways}"
+        expected = "nothing beside a model that is spread over devices"
+    elif resources.gpu is not None and resources.gpu < ways:
+        field, found = "resources.gpu", str(resources.gpu)
+        expected = f"at least model.tensor_parallel, {ways}"
+    elif ways > DEVICES_MAX:
+        field, found, expected = "model.tensor_parallel", str(ways), f"at most {DEVICES_MAX}"
+    else:
+        return None
+    return Refused(code=Refusal.FIELD_CONFLICT, field=field, expected=expected, found=found)
 
 
 def _retry(request: JobRequested) -> Refused | None:
@@ -286,10 +376,17 @@ def _instant(text: str | None, field: str) -> int | Refused:
     return instant
 
 
-def _share(request: JobRequested, defaults: Mapping[WorkloadKind, ShareDefaults]) -> tuple[int, int, int, Mode | None]:
+def _share(
+    request: JobRequested, defaults: Mapping[WorkloadKind, ShareDefaults], size: Sized | None
+) -> tuple[int, int, int, Mode | None]:
     """Devices per replica, milli-GPU and MiB of each (0 MiB: all of it), and the mode."""
     resources = request.resources
     gpu, milli, memory_mib = resources.gpu, resources.gpu_milli, resources.gpu_memory_mib
+    if size is not None:
+        memory_mib = size.booked_mib
+    ways = 1 if request.model is None else request.model.tensor_parallel or 1
+    if gpu is None and ways > 1:
+        gpu = ways
     if gpu is None and milli is None and memory_mib is None:
         return 0, 0, 0, None
     by_kind = defaults[request.workload.kind]
@@ -297,7 +394,7 @@ def _share(request: JobRequested, defaults: Mapping[WorkloadKind, ShareDefaults]
         milli = by_kind.compute_milli
         if resources.mode is Mode.EXCLUSIVE:
             milli = MILLI_PER_DEVICE
-    if milli is None or (milli == MILLI_PER_DEVICE and memory_mib is None):
+    if milli is None or (milli == MILLI_PER_DEVICE and resources.gpu_memory_mib is None):
         # Whole devices: nobody shares them unless the job says that it would.
         return gpu or 1, MILLI_PER_DEVICE, memory_mib or 0, resources.mode or Mode.EXCLUSIVE
     return 1, milli, by_kind.memory_mib if memory_mib is None else memory_mib, resources.mode

@@ -1,0 +1,418 @@
+"""Why bytes are no valid wish, in the terms of a refusal: code, field, what was expected, and what was found.
+
+Runs where decoding failed, and where a body decodes but reads differently elsewhere: JSON lets a name occur twice and
+doesn't say which one counts, and ``-0`` is a whole number to some readers only. Nothing here raises for any bytes.
+"""
+
+import difflib
+import functools
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from apportion.contracts.causes import Refusal
+from apportion.contracts.fields import GRAMMARS
+
+DEPTH_MAX: Final = 32
+SHOWN_MAX: Final = 128
+"""Longest piece of a stranger's text that is repeated."""
+
+Path: TypeAlias = tuple[str | int, ...]
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """What is wrong with a message."""
+
+    code: Refusal
+    field: str = ""
+    expected: str = ""
+    found: str = ""
+
+
+class _Number(str):
+    """A number as it was written: ``1.0`` and ``-0`` are told from ``1`` and ``0``."""
+
+    __slots__ = ()
+
+
+class _Repeating(dict[str, object]):
+    """An object in which a name occurs twice."""
+
+    name = ""
+
+
+class _NoNumber(ValueError):
+    """NaN or Infinity, which Python's parser would let pass."""
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    repeating = _Repeating(found)
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            repeating.name = name
+            break
+        seen.add(name)
+    return repeating
+
+
+def _constant(text: str) -> object:
+    raise _NoNumber(text)
+
+
+_PARSER: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_Number, parse_float=_Number, parse_constant=_constant
+)
+_ANY: Final = msgspec.json.Decoder()
+_ENCODER: Final = msgspec.json.Encoder()
+_MINUS_ZERO: Final = re.compile(rb"-0\s*[,}\]]")
+_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?|[^][{}"]+', re.DOTALL)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def ambiguity(body: bytes) -> Fault | None:
+    """Why other readers could understand the body differently; None where all agree. The body is known to decode."""
+    is_plain = b"\\" not in body and (b"-0" not in body or not _MINUS_ZERO.search(body))
+    # Nothing is escaped, so each name and text has two quotes. Written again, a repeated name is gone.
+    if is_plain and _ENCODER.encode(_ANY.decode(body)).count(b'"') == body.count(b'"'):
+        return None
+    doc = parsed(body)
+    return doc if isinstance(doc, Fault) else None
+
+
+def parsed(body: bytes) -> dict[str, object] | Fault:
+    """The body as one JSON object that every reader understands in the same way, numbers as they were written."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as err:
+        return Fault(
+            code=Refusal.NOT_UTF8, expected="UTF-8", found=f"byte 0x{body[err.start]:02x} at offset {err.start}"
+        )
+    if text.startswith("\ufeff"):
+        return Fault(code=Refusal.NOT_JSON, expected="one JSON object", found="a byte order mark before it")
+    if _is_too_deep(body):
+        return Fault(code=Refusal.TOO_DEEP, expected=f"at most {DEPTH_MAX} levels", found="more")
+    try:
+        doc = _PARSER.decode(text)
+    except _NoNumber as err:
+        return Fault(code=Refusal.NOT_JSON, expected="one JSON object", found=f"{err}, which is no JSON")
+    except json.JSONDecodeError as err:
+        where = f"{err.msg} at character {err.pos}" if text.strip() else "nothing"
+        return Fault(code=Refusal.NOT_JSON, expected="one JSON object", found=where)
+    if not isinstance(doc, dict):
+        return Fault(code=Refusal.NOT_JSON, expected="one JSON object", found=shown(doc))
+    return next(_oddities(doc, ()), None) or doc
+
+
+def _is_too_deep(body: bytes) -> bool:
+    if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+        return False
+    depth = 0
+    for bracket in _BRACKETS.sub(b"", body):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > DEPTH_MAX:
+            return True
+    return False
+
+
+def _oddities(value: object, path: Path) -> Iterator[Fault]:
+    """What readers differ over, first things first; the value is at most ``DEPTH_MAX`` deep."""
+    match value:
+        case _Number():
+            if value == "-0":
+                yield Fault(code=Refusal.FIELD_INVALID, field=_written(path), expected="a whole number", found="-0")
+        case str():
+            yield from _surrogate(value, path)
+        case dict():
+            if isinstance(value, _Repeating):
+                yield Fault(
+                    code=Refusal.FIELD_CONFLICT,
+                    field=_written((*path, value.name)),
+                    expected="the field once",
+                    found="the field twice",
+                )
+            for name, item in value.items():
+                yield from _surrogate(name, path)
+                yield from _oddities(item, (*path, name))
+        case list():
+            for index, item in enumerate(value):
+                yield from _oddities(item, (*path, index))
+
+
+def _surrogate(text: str, path: Path) -> Iterator[Fault]:
+    if not text.isascii() and _SURROGATE.search(text):
+        yield Fault(code=Refusal.NOT_JSON, field=_written(path), expected="text that UTF-8 can hold", found=shown(text))
+
+
+def shown(value: object) -> str:
+    r"""A stranger's value, safe to print and to store: cut, and everything outside printable ASCII escaped.
+
+    >>> shown("a\x1b[1m"), shown(True), shown([1, 2])
+    ('"a\\u001b[1m"', 'true', 'an array of 2')
+    """
+    match value:
+        case _Number():
+            return value if len(value) <= SHOWN_MAX else f"{value[:32]}… ({len(value)} digits)"
+        case str():
+            cut = value if len(value) <= SHOWN_MAX else value[:SHOWN_MAX] + "…"
+            text = json.dumps(cut).replace("\\u2026", "…").replace("\x7f", "\\u007f")
+            return text if len(text) <= 2 * SHOWN_MAX else text[: 2 * SHOWN_MAX - 1] + "…"
+        case dict():
+            return f"an object with {len(value)} fields"
+        case list():
+            return f"an array of {len(value)}"
+        case _:
+            return json.dumps(value, default=repr)[:SHOWN_MAX]
+
+
+def _written(path: Path) -> str:
+    """A path as refusals name it: ``workload.command[1]``; what a stranger chose of it is escaped and cut."""
+    parts: list[str] = []
+    for step in path:
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        else:
+            name = step if step.isascii() and step.isprintable() and len(step) <= SHOWN_MAX else shown(step)[1:-1]
+            parts.append(f".{name}" if parts else name)
+    return "".join(parts)
+
+
+# What a decoder said ------------------------------------------------------------------------------------------------
+
+
+def fault_of(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Fault:
+    """Why ``decoder`` refuses ``body``, or why its meaning would be in doubt."""
+    doc = parsed(body)
+    if isinstance(doc, Fault):
+        return doc
+    try:
+        decoder.decode(body)
+    except msgspec.ValidationError as err:
+        return _explained(doc, typing.cast("type[Struct]", decoder.type), str(err))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError, MemoryError) as err:
+        return Fault(code=Refusal.NOT_JSON, expected="one JSON object", found=shown(str(err)))
+    raise AssertionError("a body that decodes and is in no doubt has no fault")
+
+
+def fault_of_value(doc: dict[str, object], kind: type[Struct], text: str) -> Fault:
+    """The fault that ``msgspec.convert`` found in plain data, from its message."""
+    return _explained(doc, kind, text)
+
+
+_WHERE: Final = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[A-Za-z0-9_.\[\]]*)`$")
+_STEP: Final = re.compile(r"\.?([A-Za-z0-9_]+)|\[(\d+|\.\.\.)\]")
+
+
+def _explained(doc: dict[str, object], kind: type[Struct], text: str) -> Fault:
+    if text.startswith("Object contains unknown field"):
+        unknown = next(_unknown(doc, kind, ()), None)
+        if unknown is not None:
+            return unknown
+    where = _WHERE.search(text)
+    steps = [] if where is None else [match[1] or match[2] for match in _STEP.finditer(where["path"])]
+    said = text if where is None else text[: where.start()]
+    path, value, hint = _walked(doc, kind, steps)
+    if said.startswith("Object missing required field"):
+        name = said.partition("`")[2].rstrip("`")
+        return Fault(code=Refusal.FIELD_MISSING, field=_written((*path, name)), expected="a value", found="nothing")
+    if path == ("type",):
+        return _wrong_type(kind, value)
+    if where is not None and where["key"] and isinstance(value, dict):
+        key_hint = _dict_hints(hint)[0]
+        for key in value:
+            if not _fits(key, key_hint):
+                return Fault(
+                    code=Refusal.FIELD_INVALID,
+                    field=_written((*path, key)),
+                    expected=f"as its name, {_expected(said, key_hint)}",
+                    found=shown(key),
+                )
+    return Fault(code=Refusal.FIELD_INVALID, field=_written(path), expected=_expected(said, hint), found=shown(value))
+
+
+def _wrong_type(kind: type[Struct], value: object) -> Fault:
+    tag = str(kind.__struct_config__.tag)
+    is_other_version = isinstance(value, str) and value.partition(".")[0] == tag.partition(".")[0]
+    return Fault(
+        code=Refusal.TYPE_UNKNOWN if is_other_version else Refusal.TYPE_MISMATCH,
+        field="type",
+        expected=tag,
+        found=shown(value),
+    )
+
+
+def _walked(doc: object, hint: Any, steps: Sequence[str]) -> tuple[Path, object, Any]:
+    """The path, value and type at ``steps``; ``...`` is the first entry of an object that doesn't fit its type."""
+    path: list[str | int] = []
+    value = doc
+    for step in steps:
+        if isinstance(value, dict) and (fields := _fields_of(hint, value)) is not None:
+            path.append(step)
+            hint, value = fields.get(step, object), value.get(step)
+        elif isinstance(value, dict):
+            inner = _dict_hints(hint)[1]
+            key = next((name for name, item in value.items() if not _fits(item, inner)), "")
+            path.append(key)
+            hint, value = inner, value.get(key)
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+            path.append(int(step))
+            hint, value = _item_hint(hint), value[int(step)]
+        else:
+            break
+    return tuple(path), value, hint
+
+
+def _unknown(value: object, hint: Any, path: Path) -> Iterator[Fault]:
+    """Fields that the contract doesn't have, in the order of the text."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _unknown(item, _item_hint(hint), (*path, index))
+    if not isinstance(value, dict):
+        return
+    fields = _fields_of(hint, value)
+    if fields is None:
+        return
+    for name, item in value.items():
+        if name in fields:
+            yield from _unknown(item, fields[name], (*path, name))
+        elif name != "type" or path:
+            yield Fault(
+                code=Refusal.FIELD_UNKNOWN,
+                field=_written((*path, name)),
+                expected=_nearest(name, path, hint, tuple(fields)),
+                found=shown(name),
+            )
+
+
+def _nearest(name: str, path: Path, hint: Any, fields: tuple[str, ...]) -> str:
+    """The name that was likely meant, here or further in; else all that could be."""
+    cut = name[:64].lower().replace("-", "_")
+    near = difflib.get_close_matches(cut, fields, n=1, cutoff=0.6)
+    if near:
+        return f"a field of the contract, perhaps {_written((*path, near[0]))}"
+    for kind, _ in _alternatives(hint):
+        if isinstance(kind, type) and issubclass(kind, Struct):
+            further = _further_in(kind)
+            near = difflib.get_close_matches(cut, further, n=1, cutoff=0.75)
+            if near:
+                return f"a field of the contract, perhaps {_written((*path, *further[near[0]]))}"
+    return "one of " + ", ".join(sorted(fields))
+
+
+@functools.cache
+def _further_in(kind: type[Struct]) -> Mapping[str, Path]:
+    """Fields of the fields, each with its path; of two with the same name the first."""
+    found: dict[str, Path] = {}
+    for outer, hint in _hints(kind).items():
+        for each, _ in _alternatives(hint):
+            if isinstance(each, type) and issubclass(each, Struct):
+                for inner in _hints(each):
+                    found.setdefault(inner, (outer, inner))
+    return found
+
+
+# Types at a path ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _hints(kind: type[Struct]) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in kind.__struct_fields__}
+
+
+def _alternatives(hint: Any) -> Iterator[tuple[Any, Meta | None]]:
+    """The types of a union, null left out, each with its constraints."""
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        base, *metas = typing.get_args(hint)
+        meta = next((each for each in metas if isinstance(each, Meta)), None)
+        for inner, own in _alternatives(base):
+            yield inner, own or meta
+    elif origin in {types.UnionType, typing.Union}:
+        for each in typing.get_args(hint):
+            if each is not type(None):
+                yield from _alternatives(each)
+    else:
+        yield hint, None
+
+
+def _fields_of(hint: Any, value: object) -> Mapping[str, Any] | None:
+    """Fields and their types where the hint holds a struct and the value is an object."""
+    if isinstance(value, dict):
+        for kind, _ in _alternatives(hint):
+            if isinstance(kind, type) and issubclass(kind, Struct):
+                return _hints(kind)
+    return None
+
+
+def _dict_hints(hint: Any) -> tuple[Any, Any]:
+    for kind, _ in _alternatives(hint):
+        if typing.get_origin(kind) is dict:
+            key, value = typing.get_args(kind)
+            return key, value
+    return object, object
+
+
+def _item_hint(hint: Any) -> Any:
+    for kind, _ in _alternatives(hint):
+        if typing.get_origin(kind) is tuple:
+            return typing.get_args(kind)[0]
+    return object
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if isinstance(value, _Number):
+        if len(value) > 20 or not value.lstrip("-").isdigit():
+            return False
+        value = int(value)
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+_TYPES: Final = {
+    "int": "a whole number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "an array",
+    "object": "an object",
+}
+
+
+def _expected(said: str, hint: Any) -> str:
+    """What should have been there, in words."""
+    kinds = list(_alternatives(hint))
+    for kind, meta in kinds:
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return "one of " + ", ".join(str(member.value) for member in kind)
+        if meta is not None and meta.pattern is not None and "matching regex" in said:
+            return GRAMMARS.get(meta.pattern, f"text that matches {meta.pattern}")
+    if said.startswith(("Expected `array` of length", "Expected `object` of length")):
+        least_or_most = "at least" if ">=" in said else "at most"
+        return f"{least_or_most} {said.rpartition(' ')[2]} entries"
+    if said.startswith("Expected `str` of length"):
+        least_or_most = "at least" if ">=" in said else "at most"
+        return f"text of {least_or_most} {said.rpartition(' ')[2]} characters"
+    for kind, meta in kinds:
+        if kind is int:
+            return "a whole number" + ("" if meta is None else _range(meta))
+    words = said.partition("`")[2].partition("`")[0].split(" | ")
+    return " or ".join(_TYPES[word] for word in words if word in _TYPES) or "another value"
+
+
+def _range(meta: Meta) -> str:
+    if meta.ge is not None and meta.le is not None:
+        return f" from {meta.ge} to {meta.le}"
+    return "" if meta.ge is None else f" of at least {meta.ge}"
