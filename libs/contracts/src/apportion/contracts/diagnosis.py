@@ -162,7 +162,8 @@ def shown(value: object) -> str:
     """
     match value:
         case _Number():
-            return value if len(value) <= SHOWN_MAX else f"{value[:32]}… ({len(value)} digits)"
+            # A plain str again: no encoder knows the type with which the parser marks numbers.
+            return str(value) if len(value) <= SHOWN_MAX else f"{value[:32]}… ({len(value)} digits)"
         case str():
             cut = value if len(value) <= SHOWN_MAX else value[:SHOWN_MAX] + "…"
             text = json.dumps(cut).replace("\\u2026", "…").replace("\x7f", "\\u007f")
