@@ -266,7 +266,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS)
 def test_every_run_starts_at_most_once_and_ends_exactly_once(steps: list[tuple[str, int]]) -> None:
     """Whenever the agent dies, whatever comes twice: and in the end nothing of any run is left."""
@@ -283,7 +283,7 @@ def test_every_run_starts_at_most_once_and_ends_exactly_once(steps: list[tuple[s
     assert (registered[-1].epoch, registered[-1].session) == (machine.epoch, f"s{machine.sessions}")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_a_fenced_node_registers_only_when_nothing_older_is_left(steps: list[tuple[str, int]]) -> None:
     """The placer gives its slices away again from the registration on."""
@@ -304,7 +304,7 @@ def test_a_fenced_node_registers_only_when_nothing_older_is_left(steps: list[tup
                 pass
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(0, 200))
 def test_a_replay_from_any_snapshot_equals_the_fold_from_the_start(steps: list[tuple[str, int]], at: int) -> None:
     """A snapshot is a cache of the stream, and of nothing else."""
@@ -321,7 +321,7 @@ def test_a_replay_from_any_snapshot_equals_the_fold_from_the_start(steps: list[t
     assert core.snapshot(whole) == core.snapshot(part)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_stopped_and_fenced_runs_never_count_as_success(steps: list[tuple[str, int]]) -> None:
     """A success frees a job from ever running again, so it is told only of a run that nobody ended."""

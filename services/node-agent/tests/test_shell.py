@@ -299,6 +299,19 @@ async def test_runs_survive_their_agent_and_are_told_by_the_next(world: World) -
         assert len(world.facts(RunStarted)) == 2
 
 
+async def test_a_run_that_no_stream_knows_is_ended_and_forgotten(world: World) -> None:
+    """The pool was made anew, and the machine has still something of the old one."""
+    async with Agent(world, "s1") as agent:
+        world.append(a_workload(agent, "old", "train", "--seconds", "60", mode=Mode.EXCLUSIVE))
+        started = await agent.until(lambda: world.first(RunStarted))
+    world.stream.clear()
+    async with Agent(world, "s2") as agent:
+        await agent.until(lambda: True if not any((world.root / "runs").iterdir()) else None)
+        assert not Path(f"/proc/{started.pid}").exists()
+        await agent.until(lambda: True if agent.devices.compute_mode(agent.uuids[0]) == "default" else None)
+        assert {type(entry.event) for entry in world.stream} == {LeaseClaimed, NodeRegistered}
+
+
 async def test_two_agents_of_one_node_are_refused(world: World) -> None:
     """The second one would start everything again."""
     async with Agent(world, "s1"):

@@ -215,6 +215,10 @@ class Shell:
         return True
 
     async def _remove(self, run: RunId) -> None:
+        self._processes_of.pop(run, None)
+        if stray := self._slices_of.pop(run, ()):  # Of a run that nobody ordered, so nobody releases it either.
+            with contextlib.suppress(NvmlFailed, EnforcementFailed):
+                await self._slices.release(run, stray)
         await self._processes.remove(run)
 
     # Seeing
