@@ -29,7 +29,7 @@ class _Sectioned(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's own
         for title, names in _SECTIONS:
-            rows = [(name, self.commands[name].get_short_help_str(80)) for name in names if name in self.commands]
+            rows = [(name, self.commands[name].get_short_help_str(200)) for name in names if name in self.commands]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)

@@ -172,9 +172,12 @@ def _add_runs(everything: dict[int, _Process], kinds: dict[int, Kind], root: str
 
 def _tokens(root: Path) -> Iterable[str]:
     """The tokens of all runs whose directories are still there."""
-    for intent in root.glob("**/runs/*/intent.json"):
-        with contextlib.suppress(OSError, ValueError):
-            yield str(json.loads(intent.read_bytes()).get("token", ""))
+    # Run directories come and go under a live agent: os.walk passes over what vanished, where glob raises.
+    for folder, folders, files in os.walk(root):
+        if "intent.json" in files:
+            folders.clear()
+            with contextlib.suppress(OSError, ValueError):
+                yield str(json.loads((Path(folder) / "intent.json").read_bytes()).get("token", ""))
 
 
 def _all_processes() -> Iterable[_Process]:

@@ -43,7 +43,8 @@ DRAIN_S_MAX: Final = 10.0
 HEARTBEATS: Final = 4
 """Signs of life within the silence that makes a node suspect: one may be lost, and one late."""
 _POLL_S: Final = 0.03
-_OF_NODES: Final = frozenset({Kind.SIMULATOR, Kind.SHIM, Kind.RUN})
+_OF_THE_POOL: Final = frozenset({Kind.SERVICE, Kind.SIMULATOR, Kind.SHIM, Kind.RUN})
+"""What may be left once the services were told to stop: their own processes only if one was just being started."""
 
 log = structlog.get_logger(__name__)
 
@@ -165,7 +166,12 @@ class Service:
         while True:
             await self._wanted.wait()
             began = time.monotonic()
-            process = await self._spawn()
+            try:
+                process = await self._spawn()
+            except OSError as err:
+                log.warning("service_not_started", service=self.name, error=str(err))
+                await asyncio.sleep(BACKOFF_S_MAX)
+                continue
             self._changed()
             code = await process.wait()
             if not self._wanted.is_set():
@@ -257,7 +263,7 @@ class Supervisor:
         if not self._owns_directory:
             return False
         await self.stop_services()
-        await asyncio.to_thread(leftovers.end_all, self.data_dir, _OF_NODES)
+        await asyncio.to_thread(leftovers.end_all, self.data_dir, _OF_THE_POOL)
         await self.server.stop()
         if self._watch is not None:
             self._watch.cancel()

@@ -1,0 +1,167 @@
+"""What the supervisor writes on command lines is what the services read; what it ends is its own alone."""
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apportion.cli import leftovers, queues, supervisor
+from apportion.cli.leftovers import Kind
+from apportion.contracts.codec import decode_wish
+from apportion.contracts.events import QueueUpsertRequested
+from apportion.contracts.ids import OPERATOR, PoolId
+from apportion.runtime.settings import SettingsInvalid, from_command_line
+
+SETTINGS = {
+    "apportion.monitor": ("MonitorSettings", "monitor"),
+    "apportion.admission": ("AdmissionSettings", "admission"),
+    "apportion.placer": ("PlacerSettings", "placer"),
+    "apportion.node_agent": ("AgentSettings", "node-agent"),
+}
+
+
+def _plan(tmp_path: Path, **changes: Any) -> supervisor.PoolPlan:
+    given: dict[str, Any] = {
+        "pool": "lab",
+        "data_dir": tmp_path,
+        "bus_port": 0,
+        "nodes": (supervisor.NodePlan(name="node-1", devices=8, profile="h200"),),
+        "queues": queues.DEFAULT,
+        "suspect_ms": 1000,
+        "lease_ms": 3000,
+    }
+    return supervisor.PoolPlan(**{**given, **changes})
+
+
+def test_every_service_understands_what_it_is_started_with(tmp_path: Path) -> None:
+    """A flag that was renamed on one side would only show when a pool is started."""
+    plan = _plan(tmp_path)
+    environ = supervisor.service_environment(plan, "nats://127.0.0.1:4333")
+    seen = {}
+    for name, argv in supervisor.command_lines(plan, python="python3"):
+        assert argv[:2] == ["python3", "-m"]
+        kind, table = SETTINGS[argv[2]]
+        module = importlib.import_module(f"{argv[2]}.__main__")
+        seen[name] = from_command_line(getattr(module, kind), table, argv[3:], environ=environ).settings
+    assert {(each.pool, each.bus_url, each.data_dir) for each in seen.values()} == {
+        ("lab", "nats://127.0.0.1:4333", tmp_path)
+    }
+    assert (seen["monitor"].suspect_ms, seen["monitor"].lease_ms) == (1000, 3000)
+    agent = seen["node-agent-node-1"]
+    assert (agent.node_id, agent.simulated_devices, agent.simulated_profile) == ("node-1", 8, "h200")
+    assert agent.heartbeat_ms * 3 < 1000
+
+
+def test_a_node_with_its_own_driver_is_not_simulated(tmp_path: Path) -> None:
+    """Simulated devices on a machine with real ones would be a lie."""
+    plan = _plan(tmp_path, nodes=(supervisor.NodePlan(name="gpu-7"),))
+    argv = dict(supervisor.command_lines(plan, python="python3"))["node-agent-gpu-7"]
+    assert not [argument for argument in argv if argument.startswith("--simulated")]
+
+
+def test_queues_come_from_the_file_as_the_operators_wishes(tmp_path: Path) -> None:
+    """They are answered, logged and replayed like any other wish."""
+    file = tmp_path / "apportion.toml"
+    file.write_text('[[queue]]\nname = "train"\ntenants = ["acme"]\nlimit_compute_milli = 4000\n')
+    found = queues.from_file(file)
+    assert found == (QueueUpsertRequested(queue="train", tenants=("acme",), limit_compute_milli=4000),)
+    [message] = queues.wishes(PoolId("lab"), found, session="s1")
+    entry = decode_wish(message.subject, message.headers, message.body, seq=1, recorded_at=0)
+    assert (entry.event, entry.tenant) == (found[0], OPERATOR)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[[queue]]\nname = "train"\ntenants = ["acme"]\nlimit = 3\n', "limit"),
+        ('[[queue]]\nname = "Train"\ntenants = ["acme"]\n', "name"),
+        ('[[queue]]\nname = "train"\ntenants = []\n', "tenants"),
+    ],
+)
+def test_a_queue_that_cannot_be_is_told_with_its_key(tmp_path: Path, text: str, key: str) -> None:
+    """Before anything is started."""
+    file = tmp_path / "apportion.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsInvalid) as refused:
+        queues.from_file(file)
+    assert refused.value.key == key
+
+
+def _sleeper(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    """A process that looks as it is told to, and sleeps."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)", *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+    )
+
+
+def test_only_the_directorys_own_processes_are_found_and_ended(tmp_path: Path) -> None:
+    """An editor with one of our files open, and the pool next door, live on."""
+    ours, theirs = tmp_path / "pool", tmp_path / "pool2"
+    spawner = "/x/apportion/node_agent/spawner.py"
+    started = {
+        "shim": _sleeper(spawner, str(ours / "nodes" / "node-1")),
+        "other node's shim": _sleeper(spawner, str(ours / "nodes" / "node-10")),
+        "neighbour": _sleeper(spawner, str(theirs / "nodes" / "node-1")),
+        "editor": _sleeper(str(ours / "logs" / "monitor.log"), APPORTION_DATA_DIR=str(ours)),
+    }
+    try:
+        for process in started.values():
+            assert process.stdout is not None
+            process.stdout.readline()
+        found = {process.pid: process.kind for process in leftovers.processes_of(ours)}
+        assert found == {started["shim"].pid: Kind.SHIM, started["other node's shim"].pid: Kind.SHIM}
+        assert [process.pid for process in leftovers.processes_of(ours, node="node-1")] == [started["shim"].pid]
+        assert leftovers.end_all(ours, frozenset(Kind)) == 2
+        assert started["shim"].wait(10) != 0
+        assert started["other node's shim"].wait(10) != 0
+        assert started["neighbour"].poll() is None
+        assert started["editor"].poll() is None
+    finally:
+        for process in started.values():
+            process.kill()
+            process.communicate()
+
+
+async def test_a_service_that_dies_is_started_again(tmp_path: Path) -> None:
+    """And one that is held is not, until it is wanted again."""
+    import asyncio
+    import signal
+
+    (tmp_path / "logs").mkdir()
+    changed = asyncio.Event()
+    service = supervisor.Service(
+        "sleeper", [sys.executable, "-c", "import time; time.sleep(600)"], env=dict(os.environ), data_dir=tmp_path
+    )
+
+    async def next_pid() -> int:
+        await asyncio.wait_for(changed.wait(), 30)
+        changed.clear()
+        assert service.pid is not None
+        return service.pid
+
+    service.start(changed.set)
+    try:
+        first = await next_pid()
+        os.kill(first, signal.SIGKILL)
+        second = await next_pid()
+        assert second != first
+        assert service.restarts == 1
+        service.hold()
+        os.kill(second, signal.SIGKILL)
+        began = time.monotonic()
+        while service.pid is not None and time.monotonic() - began < 30:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(3 * supervisor.BACKOFF_S_MIN)
+        assert service.pid is None
+        service.start(changed.set)
+        assert await next_pid() not in {first, second}
+    finally:
+        await service.stop(1.0)
+    assert service.pid is None
