@@ -548,14 +548,18 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
         row = BadRow(ordinal=ordinal, stream=stream, stream_seq=seq, what=what)
         return Verdict(ok=False, rows=good, head_ordinal=good, head_hash=previous.hex(), first_bad=row)
 
+    at_once = _VERIFY_ROWS
     while True:
         try:
             rows = connection.execute(
                 f"SELECT {_NAMES} FROM events WHERE ordinal > ? AND ordinal <= ? ORDER BY ordinal",
-                [good, good + _VERIFY_ROWS],
+                [good, good + at_once],
             ).fetchall()
         except duckdb.Error as err:
-            return bad(good + 1, "", 0, f"the file can't be read from here on: {_first_line(err)}")
+            if at_once > 1:
+                at_once //= 2  # a damaged block spoils many rows: the first of them is found by halves
+                continue
+            return bad(good + 1, *_place(connection, good + 1), f"it can't be read: {_first_line(err)}")
         for row in rows:
             what = _wrong(row, good + 1, previous, last)
             if what is not None:
@@ -563,7 +567,7 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
             good += 1
             previous = row[-1]
             last[Stream(row[1])] = row[2]
-        if len(rows) < _VERIFY_ROWS:
+        if len(rows) < at_once:
             following = connection.execute(
                 "SELECT ordinal, stream, stream_seq FROM events WHERE ordinal > ? ORDER BY ordinal LIMIT 1", [good]
             ).fetchone()
@@ -583,6 +587,15 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
         if ordinal == good and hash_ != previous:
             return bad(ordinal, stream, seq, "the last row is not the one that was written last")
     return Verdict(ok=True, rows=good, head_ordinal=good, head_hash=previous.hex())
+
+
+def _place(connection: "duckdb.DuckDBPyConnection", ordinal: int) -> tuple[str, int]:
+    """Stream and sequence of a row that can't be read as a whole, where these can."""
+    try:
+        row = connection.execute("SELECT stream, stream_seq FROM events WHERE ordinal = ?", [ordinal]).fetchone()
+    except duckdb.Error:
+        return "", 0
+    return ("", 0) if row is None else (row[0], row[1])
 
 
 def _position(row: Sequence[Any]) -> Position:
