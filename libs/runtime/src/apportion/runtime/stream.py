@@ -41,6 +41,10 @@ _EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
 _EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 
+HEADER_NAMES_MAX: Final = 64
+_HEADER_NAMES: dict[str, str] = {}
+
+
 class BusError(Exception):
     """Something about the bus that the caller has to know."""
 
@@ -109,6 +113,31 @@ class StreamPosition(Struct, frozen=True, kw_only=True):
     messages: int
     created: str
     """When the stream was made: a stream made anew is another stream, whatever its numbers."""
+
+
+class _Client(Client):
+    """The library's client with a cheaper reading of headers, which was the largest cost of folding a fact.
+
+    The library looks at each character of each name on its own; a name with a space in it, which is all that this
+    finds, is told by one comparison. Where the library stops calling this, it does its own again.
+    """
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for line in raw.decode("utf-8", "replace").split("\r\n"):
+            name, colon, value = line.partition(":")
+            if colon:
+                # Names repeat from message to message; a stranger's odd ones are not kept.
+                key = _HEADER_NAMES.get(name)
+                if key is None:
+                    key = name.strip()
+                    if not key.isascii() or len(key.split()) > 1:
+                        continue
+                    if name.startswith(("ce-", "Nats-")) and len(_HEADER_NAMES) < HEADER_NAMES_MAX:
+                        _HEADER_NAMES[name] = key
+                found[key] = value.strip()
+        return found
 
 
 class StreamReader:
@@ -309,7 +338,7 @@ class Bus:
         wait_s: float = 10.0,
     ) -> "Bus":
         """A connection that reconnects for ever; raises BusUnreachable where nobody answers within ``wait_s``."""
-        client = Client()
+        client = _Client()
         bus = cls(client, pool=pool, url=url)
 
         async def noticed(error: Exception) -> None:
