@@ -152,6 +152,7 @@ class Headroom:
                 cost += prices[key[3]] * index.total_milli // MILLE
             if dear and record.slots:
                 cost += self._bid_for_slots(record.slots)
+            # An equal cost stays with the tighter class, which came first.
             if cost < best_cost:
                 best_cost = cost
                 best = record
@@ -352,7 +353,7 @@ class Headroom:
             return
         value = self._values[cls.model].value
         most = -1
-        after = best_after = cls.key
+        best_after = cls.key
         for room in rooms:
             after = key_after(cls, shape, room)
             kept = value(after[1], after[2], after[4])

@@ -1,5 +1,7 @@
 """Random fit: any node that can host the shape, any of its devices; the floor that other policies are measured from."""
 
+from bisect import bisect_left, insort
+
 from apportion.placer.packing.demand import Shape
 from apportion.placer.packing.draws import Draws
 from apportion.placer.packing.fleet import ClassKey, Fleet, Follower, NodeClass
@@ -12,19 +14,23 @@ class RandomFit:
     def __init__(self, fleet: Fleet, seed: int) -> None:
         self._fleet = fleet
         self._draws = Draws(seed)
-        self._fits: dict[Shape, tuple[Follower, dict[ClassKey, NodeClass]]] = {}
+        self._fits: dict[Shape, tuple[Follower, dict[ClassKey, NodeClass], list[ClassKey]]] = {}
 
     def choose(self, shape: Shape) -> Choice | None:
         """A class drawn with the weight of its members."""
         if shape not in self._fits:
-            self._fits[shape] = (Follower(self._fleet, shape), {})
-        follower, classes = self._fits[shape]
+            self._fits[shape] = (Follower(self._fleet, shape), {}, [])
+        follower, classes, order = self._fits[shape]
         for cls in follower.news():
+            if cls.key not in classes:
+                # Sorted, so that the draw means the same whatever order the classes came in.
+                insort(order, cls.key)
             classes[cls.key] = cls
-        for key in [key for key, cls in classes.items() if not cls.nodes]:
+        dead = [key for key in order if not classes[key].nodes]
+        for key in dead:
+            del order[bisect_left(order, key)]
             del classes[key]
-        # Sorted, so that the draw means the same whatever order the classes came in.
-        ordered = [classes[key] for key in sorted(classes)]
+        ordered = [classes[key] for key in order]
         members = sum(len(cls.nodes) for cls in ordered)
         if not members:
             return None

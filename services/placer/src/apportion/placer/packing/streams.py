@@ -168,7 +168,15 @@ def _draw_streams(singles: list[tuple[Shape, int]], seed: int) -> list[_Stream]:
     draws = Draws(seed)
     streams: list[_Stream] = []
     for _ in range(STREAMS):
-        drawn = [singles[bisect_right(running, draws.below(total))][0] for _ in range(STREAM_TASKS)]
+        # One task from each equal part of the mix, in a drawn order: a stream by chance rich in large tasks would
+        # say more about itself than about the node.
+        drawn = [
+            singles[bisect_right(running, (part * total + draws.below(total)) // STREAM_TASKS)][0]
+            for part in range(STREAM_TASKS)
+        ]
+        for last in range(STREAM_TASKS - 1, 0, -1):
+            other = draws.below(last + 1)
+            drawn[last], drawn[other] = drawn[other], drawn[last]
         tasks = [
             (
                 (shape.cpu_milli + _CPU_UNIT_MILLI // 2) // _CPU_UNIT_MILLI,
