@@ -92,6 +92,21 @@ def test_a_mix_with_a_memory_forgets_what_is_no_longer_asked() -> None:
     assert mix.total == sum(mix.counts.values()) < 8
 
 
+def test_a_learner_follows_a_workload_that_turns() -> None:
+    """Long after its memory first filled, what is asked now still changes what is kept free."""
+    bound = Shape(4000, 8192, 1, 1000, ("T4",))
+    fleet = Fleet([NodeSpec("scarce", 16_000, 65_536, 1, "T4"), NodeSpec("plenty", 96_000, 393_216, 8, "G2")])
+    policy = Headroom(fleet, Mix(memory=16), learn=True)
+    chosen = []
+    for asked in (WHOLE, bound):
+        for _ in range(200):
+            policy.arrived(asked)
+        choice = policy.choose(WHOLE)
+        assert choice is not None
+        chosen.append(fleet.specs[choice.cls.nodes[0]].name)
+    assert chosen == ["scarce", "plenty"]
+
+
 def test_the_value_of_a_node_is_what_streams_would_fill() -> None:
     """With one kind of task in the mix the value can be counted on fingers: cores, memory or devices run out first."""
     values = StreamValues([(Shape(10_000, 40_960, 1, 1000), 1)], seed=1)

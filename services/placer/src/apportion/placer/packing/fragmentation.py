@@ -48,7 +48,7 @@ class FragmentationGradient:
         self._typical: list[_Typical] = []
         self._weight = 0
         self._amounts: dict[tuple[int, int, tuple[int, ...]], int] = {}
-        self._refresh_at = 1
+        self._arrivals_to_refresh = 1
         if not learn:
             self._refresh()
 
@@ -59,9 +59,10 @@ class FragmentationGradient:
     def arrived(self, shape: Shape) -> None:
         """Count the arrival where the mix is learned; the typical demands are renewed as their number grows by half."""
         if self._learn:
-            if self._mix.total >= self._refresh_at:
+            if not self._arrivals_to_refresh:
                 self._refresh()
-                self._refresh_at = self._mix.total + max(self._mix.total // 2, 1)
+                self._arrivals_to_refresh = max(self._mix.total // 2, 1)
+            self._arrivals_to_refresh -= 1
             self._mix.add(shape)
 
     def forget(self) -> None:

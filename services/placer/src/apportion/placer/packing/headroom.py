@@ -110,7 +110,7 @@ class Headroom:
         self._odds: list[int] = []
         self._dear = False
         self._model_prices: tuple[tuple[int, ...], list[int]] = ((), [0] * len(fleet.models))
-        self._refresh_at = 1
+        self._arrivals_to_refresh = 1
         fleet.watch(self._moved)
         if not learn:
             self._refresh()
@@ -167,9 +167,11 @@ class Headroom:
     def arrived(self, shape: Shape) -> None:
         """Count the arrival where the mix is learned; streams and rates are renewed as their number doubles."""
         if self._learn:
-            if self._mix.total >= self._refresh_at:
+            # Arrivals are counted here and not read off the mix, which forgets some once its memory is full.
+            if not self._arrivals_to_refresh:
                 self._refresh()
-                self._refresh_at = 2 * self._mix.total
+                self._arrivals_to_refresh = self._mix.total
+            self._arrivals_to_refresh -= 1
             self._mix.add(shape)
 
     def forget(self) -> None:
