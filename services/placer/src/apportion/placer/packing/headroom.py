@@ -6,6 +6,7 @@ Only the tightest nodes that fit are judged, so an equal cost goes to the least 
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from apportion.placer.packing.demand import WHOLE_DEVICE_MILLI, Mix, Shape
@@ -26,6 +27,8 @@ _LEVEL_MILLE = 25
 
 # A slot's bid is this share of its devices' worth: the node isn't idle while nobody asks for the slot.
 _SLOT_BID_PERCENT = 50
+# More slots than twice the expected demand and this many have no price: the odds are below a thousandth.
+_SLOTS_AMPLE = 40
 # What prices are worked out from keeps this many binary digits, so that a price holds for a while.
 _PRICE_BITS = 6
 
@@ -106,7 +109,7 @@ class Headroom:
         self._slot_counts: dict[ClassKey, list[int]] = {}
         self._bound: list[_Bound] = []
         self._tasks_per_milli = (0, 1)
-        self._tails: tuple[int, list[list[int]]] = (-1, [])
+        self._tails: tuple[int, dict[int, list[int]]] = (-1, {})
         self._odds: list[int] = []
         self._dear = False
         self._model_prices: tuple[tuple[int, ...], list[int]] = ((), [0] * len(fleet.models))
@@ -134,7 +137,7 @@ class Headroom:
         # A task without devices has no business with what devices are worth.
         prices = self._prices_of_models() if self._bound and shape.devices else None
         if self._slots:
-            self._update_tails()
+            self._update_odds()
         dear = self._dear
         best: _Record | None = None
         best_cost = _NEVER
@@ -177,7 +180,7 @@ class Headroom:
     def forget(self) -> None:
         """Drop indexes, values and prices."""
         self._indexes.clear()
-        self._tails = (-1, [])
+        self._tails = (-1, {})
         self._slot_counts.clear()
         self._model_prices = ((), self._model_prices[1])
         for values in self._values:
@@ -207,7 +210,7 @@ class Headroom:
             for mask, sums in sorted(bound.items())
         ]
         self._indexes.clear()
-        self._tails = (-1, [])
+        self._tails = (-1, {})
         self._model_prices = ((), [0] * len(fleet.models))
 
     # Slots: room for several devices at once -----------------------------------------------------------------------
@@ -266,21 +269,29 @@ class Headroom:
                 self._set_odds(at)
 
     def _set_odds(self, at: int) -> None:
-        tails = self._tails[1]
-        if tails:
-            left = self._slots_left[at]
-            self._odds[at] = tails[at][left] if left < len(tails[at]) else 0
-            # Never reset here: a needless look at the bids costs little, a missed one would change choices.
-            self._dear = self._dear or self._odds[at] > 0
+        """Work out the odds that one kind of slot will be missed."""
+        tasks, tails = self._tails
+        if tasks < 0:
+            return
+        rivals = self._slots[at].rivals
+        mean_mille = tasks * rivals * MILLE // self._mix_total
+        left = self._slots_left[at]
+        odds = 0
+        # So far above the mean the odds are nil; the tail itself is only worked out where it matters.
+        if left * MILLE < 2 * mean_mille + _SLOTS_AMPLE * MILLE:
+            tail = tails.get(rivals)
+            if tail is None:
+                tail = tails[rivals] = poisson_tail(mean_mille)
+            odds = tail[left] if left < len(tail) else 0
+        self._odds[at] = odds
+        # Never reset here: a needless look at the bids costs little, a missed one would change choices.
+        self._dear = self._dear or odds > 0
 
-    def _update_tails(self) -> None:
-        """Renew the odds that each kind of slot will be missed, if the number of tasks to come has changed."""
+    def _update_odds(self) -> None:
+        """Renew the odds of all kinds of slot, if the number of tasks to come has changed."""
         tasks = self._tasks_to_come()
         if self._tails[0] != tasks:
-            by_rivals = {
-                slot.rivals: poisson_tail(tasks * slot.rivals * MILLE // self._mix_total) for slot in self._slots
-            }
-            self._tails = (tasks, [by_rivals[slot.rivals] for slot in self._slots])
+            self._tails = (tasks, {})
             self._dear = False
             self._odds = [0] * len(self._slots)
             for at in range(len(self._slots)):
@@ -329,12 +340,13 @@ class Headroom:
         return prices
 
     @staticmethod
-    def _by_price(order: list[tuple[ClassKey, _Record]], prices: list[int]) -> list[tuple[ClassKey, _Record]]:
+    def _by_price(order: list[tuple[ClassKey, _Record]], prices: list[int]) -> Iterable[tuple[ClassKey, _Record]]:
+        """The classes by the level of their model's price, the tightest first within a level."""
         levels = [price // _LEVEL_MILLE for price in prices]
         if not any(levels):
             return order
-        # The sort is stable: within a level the tightest stays first.
-        return sorted(order, key=lambda entry: levels[entry[0][3]])
+        # The cheapest level mostly has candidates enough, and then the others are never looked at.
+        return (entry for level in sorted(set(levels)) for entry in order if levels[entry[0][3]] == level)
 
     # Loss: what the node's value drops by ---------------------------------------------------------------------------
 
