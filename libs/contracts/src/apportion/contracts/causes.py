@@ -84,12 +84,22 @@ class Refusal(StrEnum):
     JOB_ID_TAKEN = "JobIdTaken"
     JOB_NOT_FOUND = "JobNotFound"
     JOB_TERMINAL = "JobTerminal"
+    JOB_STATE = "JobState"
+    """The job is not in a state in which this can be done."""
     NODE_NOT_FOUND = "NodeNotFound"
     NODE_STATE = "NodeState"
     """The node is not in a state in which this can be done."""
     NOT_PERMITTED = "NotPermitted"
     RATE_LIMITED = "RateLimited"
     BUSY = "Busy"
+
+
+@unique
+class Verdict(StrEnum):
+    """What a wish that is only tried would be answered."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
 
 
 @unique

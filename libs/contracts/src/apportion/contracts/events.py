@@ -21,6 +21,7 @@ from apportion.contracts.causes import (
     RunCause,
     ServiceClass,
     StopCause,
+    Verdict,
     WorkloadKind,
 )
 from apportion.contracts.fields import (
@@ -349,6 +350,62 @@ class JobCancelRequested(Wish, frozen=True, kw_only=True, tag="JobCancelRequeste
     dry_run: bool = False
 
 
+class JobHoldRequested(Wish, frozen=True, kw_only=True, tag="JobHoldRequested.v1"):
+    """Somebody asks that a job isn't placed until it is released. Answered by JobHeld or WishRejected.
+
+    A job that runs, runs on, and is held once it waits again: to have it wait at once, hold it and preempt it.
+    """
+
+    job_id: JobName
+    """The job's name; an operator gives ``<tenant>/<name>``."""
+    reason: Text = ""
+    dry_run: bool = False
+
+
+class JobReleaseRequested(Wish, frozen=True, kw_only=True, tag="JobReleaseRequested.v1"):
+    """Somebody asks that a held job may be placed again. Answered by JobReleased or WishRejected."""
+
+    job_id: JobName
+    """The job's name; an operator gives ``<tenant>/<name>``."""
+    reason: Text = ""
+    dry_run: bool = False
+
+
+class JobReprioritizeRequested(Wish, frozen=True, kw_only=True, tag="JobReprioritizeRequested.v1"):
+    """Somebody asks that a job waits with another priority. Answered by JobReprioritized or WishRejected."""
+
+    job_id: JobName
+    """The job's name; an operator gives ``<tenant>/<name>``."""
+    priority: Priority
+    reason: Text = ""
+    dry_run: bool = False
+
+
+class JobPreemptRequested(Wish, frozen=True, kw_only=True, tag="JobPreemptRequested.v1"):
+    """Somebody asks that a running job gives its slices back. Answered by JobStopping or WishRejected."""
+
+    job_id: JobName
+    """The job's name; an operator gives ``<tenant>/<name>``."""
+    reason: Reason
+    requeue: bool = True
+    """Whether it waits for slices again, at no cost; else it ends, as cancelled."""
+    dry_run: bool = False
+
+
+class JobResizeRequested(Wish, frozen=True, kw_only=True, tag="JobResizeRequested.v1"):
+    """Somebody asks that a job has another share of its devices. Answered by JobResized or WishRejected.
+
+    What isn't named stays as it is. A job that runs is stopped, and starts again with its new size.
+    """
+
+    job_id: JobName
+    """The job's name; an operator gives ``<tenant>/<name>``."""
+    gpu_milli: Milli | None = None
+    gpu_memory_mib: Positive | None = None
+    reason: Text = ""
+    dry_run: bool = False
+
+
 class QueueUpsertRequested(Wish, frozen=True, kw_only=True, tag="QueueUpsertRequested.v1"):
     """An operator asks for a queue with these limits, new or changed. Answered by QueueUpserted or WishRejected."""
 
@@ -530,6 +587,55 @@ class WishRejected(Fact, frozen=True, kw_only=True, tag="WishRejected.v1"):
     message: str = ""
 
 
+class WishJudged(Fact, frozen=True, kw_only=True, tag="WishJudged.v1"):
+    """What a wish with ``dry_run`` would be answered as things stand. Written by admission; nothing was done."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    tenant: TenantId
+    answers: int
+    wish_id: str
+    wish_type: str
+    verdict: Verdict
+    fact: str
+    """Name of the fact that would answer it."""
+    would: tuple[str, ...] = ()
+    """What would follow, in sentences."""
+    code: Refusal | None = None
+    field: str = ""
+    expected: str = ""
+    found: str = ""
+    message: str = ""
+    job_id: JobId | None = None
+    """The job that it is about, where it has one already or names it."""
+    spec: JobSpec | None = None
+    """The job as it would be, where it would be new or have another size or priority."""
+    sized: Sized | None = None
+
+
+class NodeWishJudged(Fact, frozen=True, kw_only=True, tag="NodeWishJudged.v1"):
+    """What a wish about a node with ``dry_run`` would be answered as things stand. By monitor; nothing was done."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    tenant: TenantId
+    answers: int
+    wish_id: str
+    wish_type: str
+    verdict: Verdict
+    fact: str
+    """Name of the fact that would answer it."""
+    would: tuple[str, ...] = ()
+    """What would follow, in sentences."""
+    code: Refusal | None = None
+    field: str = ""
+    expected: str = ""
+    found: str = ""
+    message: str = ""
+    node_id: NodeId | None = None
+    """The node, where there is one of that name."""
+    runs: tuple[RunId, ...] = ()
+    """Runs that would be told to stop, at most 100 of them."""
+
+
 class NodeWishRejected(Fact, frozen=True, kw_only=True, tag="NodeWishRejected.v1"):
     """A wish about a node is refused by the monitor. Nothing was done."""
 
@@ -570,6 +676,57 @@ class JobStopping(Fact, frozen=True, kw_only=True, tag="JobStopping.v1"):
     reason: str = ""
     answers: int = 0
     """Sequence of the wish that this answers; 0 where no wish asked for it."""
+    requeue: bool = True
+    """False where the job ends with these runs, whatever the cause that they are stopped for."""
+
+
+class JobHeld(Fact, frozen=True, kw_only=True, tag="JobHeld.v1"):
+    """The job isn't placed until it is released; what of it runs, runs on. Written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    actor: str
+    by_operator: bool = False
+    """Then its tenant can't release it."""
+    reason: str = ""
+    answers: int
+
+
+class JobReleased(Fact, frozen=True, kw_only=True, tag="JobReleased.v1"):
+    """The job may be placed again. Written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    actor: str
+    reason: str = ""
+    answers: int
+
+
+class JobReprioritized(Fact, frozen=True, kw_only=True, tag="JobReprioritized.v1"):
+    """The job has this priority from here on, wherever it waits. Written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    before: int
+    priority: int
+    actor: str
+    reason: str = ""
+    answers: int
+
+
+class JobResized(Fact, frozen=True, kw_only=True, tag="JobResized.v1"):
+    """The job's next attempt has this share of each device; runs of another size are stopped. By admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    compute_milli: int
+    memory_mib: int
+    """0 means the whole device."""
+    compute_milli_before: int
+    memory_mib_before: int
+    actor: str
+    reason: str = ""
+    answers: int
 
 
 class JobRequeued(Fact, frozen=True, kw_only=True, tag="JobRequeued.v1"):
@@ -904,7 +1061,16 @@ class ControlPlaneThawed(Fact, frozen=True, kw_only=True, tag="ControlPlaneThawe
     nodes: int
 
 
-JobWish = JobRequested | JobCancelRequested | QueueUpsertRequested
+JobWish = (
+    JobRequested
+    | JobCancelRequested
+    | JobHoldRequested
+    | JobReleaseRequested
+    | JobReprioritizeRequested
+    | JobPreemptRequested
+    | JobResizeRequested
+    | QueueUpsertRequested
+)
 NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested
 AnyWish = JobWish | NodeWish
 
@@ -913,7 +1079,12 @@ JobFact = (
     | JobRejected
     | JobDuplicate
     | WishRejected
+    | WishJudged
     | QueueUpserted
+    | JobHeld
+    | JobReleased
+    | JobReprioritized
+    | JobResized
     | JobStopping
     | JobRequeued
     | JobSucceeded
@@ -926,6 +1097,7 @@ PlacerFact = RunPlaced | RunStopOrdered | JobPendingReasonChanged
 AgentFact = NodeRegistered | DeviceHealthChanged | RunStarted | RunFinished | RunReleased
 MonitorFact = (
     NodeWishRejected
+    | NodeWishJudged
     | NodeSuspected
     | NodeTrusted
     | NodeLost

@@ -3,6 +3,7 @@
 From wide to narrow: pool, kind, author or tenant, entity::
 
     apportion.v1.<pool>.wish.<tenant>.<WishType>
+    apportion.v1.<pool>.ask.<tenant>.<WishType>
     apportion.v1.<pool>.fact.<author>.job.<tenant>.<name>
     apportion.v1.<pool>.fact.<author>.run.<node>.<tenant>.<name>.<replica>.<attempt>
     apportion.v1.<pool>.fact.<author>.node.<node>
@@ -12,6 +13,7 @@ From wide to narrow: pool, kind, author or tenant, entity::
     apportion.v1.<pool>.lease.<author>
     apportion.v1.<pool>.sample.<node>.<what>
     apportion.v1.<pool>.query.<name>
+    apportion.v1.<pool>.dlq.<service>.<stream>.<seq>
 
 An agent follows its own node with a handful of filters; a tenant's credential opens its own wishes and jobs alone.
 """
@@ -41,6 +43,11 @@ def wishes_stream(pool: PoolId) -> str:
 def facts_stream(pool: PoolId) -> str:
     """Name of the pool's stream of facts."""
     return f"APPORTION_{pool.upper()}_FACTS"
+
+
+def dead_letters_stream(pool: PoolId) -> str:
+    """Name of the pool's stream of dead letters."""
+    return f"APPORTION_{pool.upper()}_DLQ"
 
 
 def all_wishes(pool: PoolId) -> str:
@@ -74,6 +81,46 @@ def tenant_and_type_of_wish(subject: str) -> tuple[TenantId, str]:
     return TenantId(parts[4]), ".".join(parts[5:])
 
 
+def ask(pool: PoolId, tenant: TenantId, kind: type[ev.Wish]) -> str:
+    """Where a tenant sends this kind of wish as a request that is answered inline.
+
+    >>> ask(PoolId("main"), TenantId("acme"), ev.JobRequested)
+    'apportion.v1.main.ask.acme.JobRequested'
+    """
+    return f"{ROOT}.{pool}.ask.{tenant}.{ev.type_name(kind).partition('.')[0]}"
+
+
+def all_asks(pool: PoolId) -> str:
+    """The pattern of the requests that are answered inline."""
+    return f"{ROOT}.{pool}.ask.>"
+
+
+def wish_of_ask(subject: str) -> str:
+    """Where a wish is stored that came as a request: the same tenant, which the broker checked, and the same type.
+
+    >>> wish_of_ask("apportion.v1.main.ask.acme.JobRequested")
+    'apportion.v1.main.wish.acme.JobRequested'
+    """
+    parts = subject.split(".")
+    if len(parts) < 6 or parts[3] != "ask" or not subject.startswith(_PREFIX):
+        raise SubjectInvalid(subject)
+    return ".".join([*parts[:3], "wish", *parts[4:]])
+
+
+def dead_letter(pool: PoolId, service: str, stream: str, seq: int) -> str:
+    """Where a service puts a copy of a message that it could not read, and where what became of it is said.
+
+    >>> dead_letter(PoolId("main"), "admission", "wishes", 17)
+    'apportion.v1.main.dlq.admission.wishes.17'
+    """
+    return f"{ROOT}.{pool}.dlq.{service}.{stream}.{seq}"
+
+
+def all_dead_letters(pool: PoolId) -> str:
+    """The pattern that the stream of dead letters captures."""
+    return f"{ROOT}.{pool}.dlq.>"
+
+
 def lease(pool: PoolId, author: Author) -> str:
     """Where an author claims the right to write."""
     return f"{ROOT}.{pool}.lease.{author}"
@@ -99,6 +146,10 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             return f"{prefix}.{run_entity(event.node_id, event.run_id)}"
         case (
             ev.JobAdmitted()
+            | ev.JobHeld()
+            | ev.JobReleased()
+            | ev.JobReprioritized()
+            | ev.JobResized()
             | ev.JobStopping()
             | ev.JobRequeued()
             | ev.JobSucceeded()
@@ -110,7 +161,14 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             return f"{prefix}.{job_entity(event.job_id)}"
         case ev.LateFactIgnored():
             return f"{prefix}.late"
-        case ev.JobRejected() | ev.JobDuplicate() | ev.WishRejected() | ev.NodeWishRejected():
+        case (
+            ev.JobRejected()
+            | ev.JobDuplicate()
+            | ev.WishRejected()
+            | ev.WishJudged()
+            | ev.NodeWishRejected()
+            | ev.NodeWishJudged()
+        ):
             return f"{prefix}.wish.{_token(event.tenant)}"
         case ev.QueueUpserted():
             return f"{prefix}.queue.{event.queue}"
