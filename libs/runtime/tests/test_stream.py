@@ -141,6 +141,24 @@ async def test_a_reader_follows_over_a_killed_server(server: EmbeddedServer, bus
     assert [m.seq for m in got] == list(range(1, last + 1))
 
 
+async def test_readers_of_one_stream_share_its_delivery_and_each_gets_all(bus: Bus) -> None:
+    """A process that folds a stream and logs it pays for one delivery; who comes later and wants more gets it."""
+    lease = await claimed(bus, "s1")
+    first = await bus.reader(Stream.FACTS, after=0)
+    last = await bus.publish_fenced(lease, placements("early", 300))
+    got = await read(first, last)
+    second = await bus.reader(Stream.FACTS, after=40)
+    third = await bus.reader(Stream.FACTS, after=last)
+    writing = asyncio.gather(*(bus.publish_fenced(lease, placements(f"late{number}", 100)) for number in range(5)))
+    got += await read(first, 500)
+    assert [m.seq for m in got] == list(range(1, last + 501))
+    assert [m.seq for m in await read(second, last + 460)] == list(range(41, last + 501))
+    assert [m.seq for m in await read(third, 500)] == list(range(last + 1, last + 501))
+    await writing
+    infos = await bus.jetstream.consumers_info(bus.stream_name(Stream.FACTS))
+    assert len(infos) == 1
+
+
 async def test_filters_narrow_what_is_read_but_not_its_order(bus: Bus) -> None:
     """An agent's reader skips other nodes' facts and misses none of its own."""
     lease = await claimed(bus, "s1")

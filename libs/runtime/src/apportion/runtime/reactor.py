@@ -26,7 +26,8 @@ import msgspec
 import structlog
 
 from apportion.contracts import events as ev
-from apportion.contracts.codec import Message, decode_fact, decode_wish, encode_fact
+from apportion.contracts import salvage
+from apportion.contracts.codec import Message, encode_fact
 from apportion.contracts.envelope import Basis, Entry, Stream
 from apportion.contracts.ids import Author, JobId, RunId, job_of_run
 from apportion.runtime.clock import Clock, SystemClock
@@ -112,6 +113,30 @@ class Meter(Protocol):
         """The trace context of a fact that follows from ``parent``; empty for none."""
 
 
+class Witness(Protocol):
+    """The service's own shell, told of each entry once it is folded. It must not wait, and must not raise."""
+
+    def saw(self, raw: RawMessage, entry: Entry) -> None:
+        """This message became this entry, and the core has folded it."""
+        ...
+
+    def is_settled(self) -> bool:
+        """True where nothing that was seen would be lost if the process ended now: then a snapshot may be written."""
+        ...
+
+
+class InvariantBroken(Exception):
+    """A core could not fold or decide: going on would write lies, so the process ends and folds again."""
+
+    def __init__(self, *, author: Author, doing: str, detail: str) -> None:
+        self.author = author
+        self.doing = doing
+        super().__init__(
+            f"{author} stopped while {doing}: {detail}. Nothing was published for it; the streams hold everything that"
+            " led here, so `apportion log verify` and this message are what a report needs"
+        )
+
+
 class NoMeter:
     """Reports nothing, and passes trace contexts on unchanged."""
 
@@ -186,6 +211,7 @@ class Reactor(Generic[S]):
         clock: Clock | None = None,
         meter: Meter | None = None,
         session: str | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.state: S = core.initial()
         self.session = session or uuid.uuid4().hex[:12]
@@ -201,6 +227,9 @@ class Reactor(Generic[S]):
         self._snapshots = snapshots
         self._clock: Clock = clock or SystemClock()
         self._meter: Meter = meter or NoMeter()
+        self._witness = witness
+        self.undecoded = 0
+        """Messages on which decoding failed with an error of its own; 0 unless the codec has a fault."""
         self._news = asyncio.Event()
         self._observations: deque[Any] = deque()
         self._facts: StreamReader | None = None
@@ -228,6 +257,7 @@ class Reactor(Generic[S]):
         """Read, fold, decide and publish until ``stop``; raises Fenced where another session took over."""
         await self._begin()
         stopping = asyncio.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: self._news.set())
         try:
             while not stop.is_set():
                 self._fold()
@@ -262,10 +292,12 @@ class Reactor(Generic[S]):
         if self._reads_wishes:
             _, wishes = await self._positions()
             self._caught_up_at = (self.lease.claim, wishes.last_seq)
-            self._wishes = await self._bus.reader(Stream.WISHES, after=wishes_seq)
+            self._wishes = await self._bus.reader(Stream.WISHES, after=wishes_seq, on_news=self._news.set)
         else:
             self._caught_up_at = (self.lease.claim, 0)
-        self._facts = await self._bus.reader(Stream.FACTS, after=facts_seq, filters=self._filters)
+        self._facts = await self._bus.reader(
+            Stream.FACTS, after=facts_seq, filters=self._filters, on_news=self._news.set
+        )
         log.info("lease claimed", author=self._author, session=self.session, claim=self.lease.claim)
 
     async def _positions(self) -> tuple[Any, Any]:
@@ -291,14 +323,23 @@ class Reactor(Generic[S]):
     def _fold(self) -> None:
         started = time.perf_counter()
         count = 0
-        for reader, decode in ((self._facts, self._decode_fact), (self._wishes, self._decode_wish)):
+        for reader in (self._facts, self._wishes):
             if reader is None:
                 continue
             for raw in reader.take(FOLD_AT_ONCE):
-                entry = decode(raw)
+                entry = self._entry_of(raw)
                 if entry.traceparent:
                     self._remember_trace(entry)
-                self.state = self._core.evolve(self.state, entry)
+                try:
+                    self.state = self._core.evolve(self.state, entry)
+                except Exception as err:
+                    raise InvariantBroken(
+                        author=self._author,
+                        doing=f"folding {raw.stream} {raw.seq} on {raw.subject}",
+                        detail=f"{type(err).__name__}: {err}",
+                    ) from err
+                if self._witness is not None:
+                    self._witness.saw(raw, entry)
                 count += 1
         if self._effects is not None:
             while self._observations:
@@ -308,13 +349,17 @@ class Reactor(Generic[S]):
             self._since_snapshot += count
             self._meter.folded(count, time.perf_counter() - started)
 
-    @staticmethod
-    def _decode_fact(raw: RawMessage) -> Entry:
-        return decode_fact(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at)
-
-    @staticmethod
-    def _decode_wish(raw: RawMessage) -> Entry:
-        return decode_wish(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at)
+    def _entry_of(self, raw: RawMessage) -> Entry:
+        try:
+            return salvage.decode(
+                raw.stream, raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at
+            )
+        except Exception as err:  # one message that the codec fails on must not end the service again and again
+            self.undecoded += 1
+            log.exception("message could not be decoded", stream=raw.stream, seq=raw.seq, subject=raw.subject)
+            return salvage.undecoded(
+                raw.stream, raw.subject, raw.body, seq=raw.seq, recorded_at=raw.recorded_at, error=err
+            )
 
     def _remember_trace(self, entry: Entry) -> None:
         self._traces[entry.event_id] = entry.traceparent
@@ -331,7 +376,14 @@ class Reactor(Generic[S]):
     async def _decide(self, stopping: "asyncio.Task[bool]") -> bool:
         started = time.perf_counter()
         now = self._clock.now()
-        facts = self._core.decide(self.state, now)
+        try:
+            facts = self._core.decide(self.state, now)
+        except Exception as err:
+            raise InvariantBroken(
+                author=self._author,
+                doing="deciding after facts {} and wishes {}".format(*self._core.position(self.state)),
+                detail=f"{type(err).__name__}: {err}",
+            ) from err
         self._meter.decided(len(facts), time.perf_counter() - started)
         if not facts:
             return False
@@ -373,21 +425,17 @@ class Reactor(Generic[S]):
         """Until there is news, an observation, or the core's next instant."""
         timeout = SNAPSHOT_S
         if self._is_caught_up():
-            wake = self._core.wake_at(self.state, self._clock.now())
+            now = self._clock.now()
+            wake = self._core.wake_at(self.state, now)
             if wake is not None:
-                timeout = min(timeout, max(0.0, (wake - self._clock.now()) / 1e9))
+                timeout = min(timeout, max(0.0, (wake - now) / 1e9))
         self._news.clear()
-        if self._observations:
+        if self._observations or self.lag or stopping.done():
             return
-        waits = {
-            asyncio.ensure_future(reader.ready.wait()) for reader in (self._facts, self._wishes) if reader is not None
-        }
-        waits.add(asyncio.ensure_future(self._news.wait()))
-        try:
-            await asyncio.wait({*waits, stopping}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        # One timer and one event: a task for each thing waited for would cost more than folding what comes.
+        with contextlib.suppress(asyncio.TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._news.wait()
 
     def _store_snapshot_if_due(self) -> None:
         due = time.monotonic() - self._snapshot_at
@@ -397,6 +445,8 @@ class Reactor(Generic[S]):
     def _store_snapshot(self) -> None:
         if self._snapshots is None or not self._since_snapshot or not self.ready.is_set():
             return
+        if self._witness is not None and not self._witness.is_settled():
+            return  # what it still has to do for these entries would be forgotten with them
         self._snapshots.store(self._core.snapshot(self.state), policy=self._core.POLICY, streams=self._streams)
         self._since_snapshot = 0
         self._snapshot_at = time.monotonic()

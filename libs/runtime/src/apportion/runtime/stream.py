@@ -41,6 +41,10 @@ _EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
 _EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 
+DEAD_LETTER_DAYS: Final = 30
+DEAD_LETTER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Dead letters are copies: the oldest give way, while the streams of wishes and facts refuse what is too much."""
+
 HEADER_NAMES_MAX: Final = 64
 _HEADER_NAMES: dict[str, str] = {}
 
@@ -105,6 +109,14 @@ class Lease(Struct, frozen=True, kw_only=True):
     """Sequence of our claim: every batch demands that it is still the newest on the lease's subject."""
 
 
+class Stored(Struct, frozen=True, kw_only=True):
+    """The server's word that a message is on disk."""
+
+    seq: int
+    is_repeat: bool
+    """A message with the same ``Nats-Msg-Id`` was there: ``seq`` is that one's, whatever its subject was."""
+
+
 class StreamPosition(Struct, frozen=True, kw_only=True):
     """Where a stream stands."""
 
@@ -140,29 +152,29 @@ class _Client(Client):
         return found
 
 
+class _FlowControl:
+    """A request of the server to say when what precedes it was taken, by every reader."""
+
+    __slots__ = ("left", "subject")
+
+    def __init__(self, subject: str, readers: int) -> None:
+        self.subject = subject
+        self.left = readers
+
+
 class StreamReader:
     """Follows one stream from a sequence, without losing or repeating a message.
 
     The server pushes; flow control is answered only once what came before it was taken, so that a slow reader slows the
-    server instead of losing messages.
+    server instead of losing messages. Readers of the same stream on one connection share one delivery.
     """
 
-    def __init__(self, bus: "Bus", stream: Stream, *, after: int, filters: tuple[str, ...]) -> None:
-        self._bus = bus
-        self._stream = stream
-        self._name = bus.stream_name(stream)
-        self._filters = filters
+    def __init__(self, delivery: "_Delivery", *, after: int, on_news: Callable[[], None] | None) -> None:
+        self._delivery = delivery
         self._last = after
-        self._consumer_last = 0
-        self._buffer: deque[RawMessage | str] = deque()
+        self._buffer: deque[RawMessage | _FlowControl] = deque()
         self._ready = asyncio.Event()
-        self._subscription: Subscription | None = None
-        self._consumer = ""
-        self._heard_at = 0.0
-        self._watch: asyncio.Task[None] | None = None
-        self._again = asyncio.Event()
-        self.restarts = 0
-        """How often delivery was started again (a gap, a silence, a reconnect)."""
+        self._on_news = on_news
 
     @property
     def last_seq(self) -> int:
@@ -179,28 +191,20 @@ class StreamReader:
         """Set while there is something to take."""
         return self._ready
 
-    async def start(self) -> None:
-        """Begin to follow; returns once delivery is arranged or will be as soon as the bus is there."""
-        self._watch = asyncio.create_task(self._keep_going(), name=f"reader-{self._name}")
-        self._again.set()
-
-    async def close(self) -> None:
-        """Stop following."""
-        if self._watch is not None:
-            self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
-        await self._drop_consumer()
+    @property
+    def restarts(self) -> int:
+        """How often delivery was started again (a gap, a silence, a reconnect)."""
+        return self._delivery.restarts
 
     def take(self, limit: int = 1000) -> list[RawMessage]:
         """What has come, at most ``limit`` messages, in order; empty where nothing has."""
         taken: list[RawMessage] = []
         while self._buffer and len(taken) < limit:
             head = self._buffer.popleft()
-            if isinstance(head, str):
-                self._bus.send_soon(head)
-            else:
+            if isinstance(head, RawMessage):
                 taken.append(head)
+            else:
+                self._delivery.passed(head)
         if not self._buffer:
             self._ready.clear()
         return taken
@@ -212,9 +216,77 @@ class StreamReader:
             if taken := self.take(limit):
                 yield taken
 
+    async def close(self) -> None:
+        """Stop following."""
+        for item in self._buffer:
+            if isinstance(item, _FlowControl):
+                self._delivery.passed(item)
+        self._buffer.clear()
+        await self._delivery.detach(self)
+
+    def push(self, item: "RawMessage | _FlowControl") -> None:
+        """Called by the delivery: something came."""
+        if isinstance(item, RawMessage):
+            if item.seq <= self._last:
+                return
+            self._last = item.seq
+        self._buffer.append(item)
+        self._ready.set()
+        if self._on_news is not None:
+            self._on_news()
+
+
+class _Delivery:
+    """One push consumer of one stream, for all readers of it on this connection."""
+
+    def __init__(self, bus: "Bus", stream: Stream, filters: tuple[str, ...]) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._name = bus.stream_name(stream)
+        self._filters = filters
+        self._last = 0
+        self._consumer_last = 0
+        self._readers: list[StreamReader] = []
+        self._subscription: Subscription | None = None
+        self._consumer = ""
+        self._heard_at = 0.0
+        self._watch: asyncio.Task[None] | None = None
+        self._again = asyncio.Event()
+        self.restarts = 0
+
+    def attach(self, reader: StreamReader) -> None:
+        """One more reader; delivery begins anew where it wants what was delivered before."""
+        is_first = not self._readers
+        if is_first or reader.last_seq < self._last:
+            self._last = reader.last_seq
+            self.restarts += 1  # what the present consumer still sends lies beyond what the new reader wants
+            self._again.set()
+        self._readers.append(reader)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._keep_going(), name=f"delivery-{self._name}")
+
+    async def detach(self, reader: StreamReader) -> None:
+        """One reader less; the last one ends delivery."""
+        if reader in self._readers:
+            self._readers.remove(reader)
+        if self._readers:
+            return
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+        await self._drop_consumer()
+
     def restart(self) -> None:
         """Ask for everything after the last message again (used when the connection was lost)."""
         self._again.set()
+
+    def passed(self, mark: _FlowControl) -> None:
+        """A reader took what precedes the mark; once all have, the server may go on."""
+        mark.left -= 1
+        if mark.left == 0:
+            self._bus.send_soon(mark.subject)
 
     async def _keep_going(self) -> None:
         loop = asyncio.get_running_loop()
@@ -280,8 +352,9 @@ class StreamReader:
         headers = message.headers
         if not message.reply.startswith("$JS.ACK") and headers is not None and headers.get("Status") == "100":
             if message.reply:
-                self._buffer.append(message.reply)  # flow control: answered when what precedes it was taken
-                self._ready.set()
+                mark = _FlowControl(message.reply, len(self._readers))
+                for reader in self._readers:
+                    reader.push(mark)
             elif (stalled := headers.get("Nats-Consumer-Stalled")) is not None:
                 self._bus.send_soon(stalled)
             elif int(headers.get("Nats-Last-Consumer", "0")) > self._consumer_last:
@@ -300,17 +373,16 @@ class StreamReader:
         if seq <= self._last:
             return
         self._last = seq
-        self._buffer.append(
-            RawMessage(
-                stream=self._stream,
-                seq=seq,
-                recorded_at=int(parts[7 + offset]),
-                subject=message.subject,
-                headers=headers,
-                body=message.data,
-            )
+        raw = RawMessage(
+            stream=self._stream,
+            seq=seq,
+            recorded_at=int(parts[7 + offset]),
+            subject=message.subject,
+            headers=headers,
+            body=message.data,
         )
-        self._ready.set()
+        for reader in self._readers:
+            reader.push(raw)
 
 
 class Bus:
@@ -321,6 +393,7 @@ class Bus:
         self.pool = pool
         self.url = url
         self.jetstream: JetStreamContext = client.jetstream(timeout=REQUEST_TIMEOUT_S)
+        self._deliveries: dict[tuple[Stream, tuple[str, ...]], _Delivery] = {}
         self._readers: list[StreamReader] = []
         self._sends: set[asyncio.Task[None]] = set()
         self.errors = 0
@@ -348,8 +421,8 @@ class Bus:
                 on_error(error)
 
         async def back() -> None:
-            for reader in bus._readers:
-                reader.restart()
+            for delivery in bus._deliveries.values():
+                delivery.restart()
 
         async def attempt() -> None:
             await client.connect(
@@ -390,24 +463,29 @@ class Bus:
         return subjects.wishes_stream(self.pool) if stream is Stream.WISHES else subjects.facts_stream(self.pool)
 
     async def provision(self, *, replicas: int = 1) -> None:
-        """Make the pool's two streams, where they aren't there yet; never changes one that is."""
+        """Make the pool's streams, where they aren't there yet; never changes one that is."""
         common: dict[str, Any] = {
             "retention": api.RetentionPolicy.LIMITS,
-            "discard": api.DiscardPolicy.NEW,
             "storage": api.StorageType.FILE,
             "num_replicas": replicas,
             "deny_delete": True,
             "deny_purge": True,
             "allow_direct": True,
             "duplicate_window": 600,
-            "allow_atomic": True,
         }
-        wanted = {
-            Stream.WISHES: [subjects.all_wishes(self.pool)],
-            Stream.FACTS: list(subjects.all_facts(self.pool)),
+        truth = {**common, "discard": api.DiscardPolicy.NEW, "allow_atomic": True}
+        copies = {
+            **common,
+            "discard": api.DiscardPolicy.OLD,
+            "max_age": DEAD_LETTER_DAYS * 86_400,
+            "max_bytes": DEAD_LETTER_BYTES_MAX,
         }
-        for stream, patterns in wanted.items():
-            name = self.stream_name(stream)
+        wanted = (
+            (subjects.wishes_stream(self.pool), [subjects.all_wishes(self.pool)], truth),
+            (subjects.facts_stream(self.pool), list(subjects.all_facts(self.pool)), truth),
+            (subjects.dead_letters_stream(self.pool), [subjects.all_dead_letters(self.pool)], copies),
+        )
+        for name, patterns, settings in wanted:
             async for attempt in stamina.retry_context(
                 on=(nats.errors.TimeoutError, nats.errors.NoRespondersError), attempts=10, timeout=30
             ):
@@ -415,7 +493,7 @@ class Bus:
                     try:
                         await self.jetstream.stream_info(name)
                     except NotFoundError:
-                        await self.jetstream.add_stream(api.StreamConfig(name=name, subjects=patterns, **common))
+                        await self.jetstream.add_stream(api.StreamConfig(name=name, subjects=patterns, **settings))
 
     async def position(self, stream: Stream) -> StreamPosition:
         """Where the stream stands now."""
@@ -427,11 +505,22 @@ class Bus:
             created=str(info.created),
         )
 
-    async def reader(self, stream: Stream, *, after: int, filters: tuple[str, ...] = ()) -> StreamReader:
-        """Follow a stream from the message after ``after`` on; ``filters`` narrow it to these subjects."""
-        reader = StreamReader(self, stream, after=after, filters=filters)
+    async def reader(
+        self,
+        stream: Stream,
+        *,
+        after: int,
+        filters: tuple[str, ...] = (),
+        on_news: Callable[[], None] | None = None,
+    ) -> StreamReader:
+        """Follow a stream from the message after ``after`` on; ``filters`` narrow it to these subjects.
+
+        ``on_news`` is called whenever something came, for whoever waits for more than one thing.
+        """
+        delivery = self._deliveries.setdefault((stream, filters), _Delivery(self, stream, filters))
+        reader = StreamReader(delivery, after=after, on_news=on_news)
         self._readers.append(reader)
-        await reader.start()
+        delivery.attach(reader)
         return reader
 
     def send_soon(self, subject: str, body: bytes = b"") -> None:
@@ -548,6 +637,10 @@ class Bus:
         A repeat within the server's window is stored once. Raises PublishRefused where the server won't have it, and
         BusUnreachable where its outcome stays unknown.
         """
+        return (await self.store(message)).seq
+
+    async def store(self, message: Message) -> Stored:
+        """What ``publish_wish`` does, with the server's word whether it had the message before."""
         for _ in range(5):
             answer = await self._ask(message.subject, message.body, message.headers)
             if answer is None:
@@ -557,7 +650,7 @@ class Bus:
                 raise PublishRefused(
                     subject=message.subject, code=int(error.get("err_code", 0)), detail=str(error.get("description"))
                 )
-            return int(answer["seq"])
+            return Stored(seq=int(answer["seq"]), is_repeat=bool(answer.get("duplicate")))
         raise BusUnreachable(url=self.url, waited_s=5 * REQUEST_TIMEOUT_S, detail="no acknowledgement")
 
     async def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
@@ -593,6 +686,7 @@ __all__ = [
     "Lease",
     "PublishRefused",
     "RawMessage",
+    "Stored",
     "StreamPosition",
     "StreamReader",
 ]
