@@ -12,8 +12,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from apportion.contracts import codec
-from apportion.contracts.causes import Refusal
+from apportion.contracts import salvage
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.events import Wish, type_name
 from apportion.contracts.ids import JobId, RunId, job_id, job_of_run, tenant_of_job
@@ -153,30 +152,17 @@ def columns_of(message: Recorded) -> tuple[Cell, ...]:
 
 def entry_of(message: Recorded) -> Entry:
     """What a core would fold of a message. Never raises: what can't be read at all is an Undecodable too."""
-    decode = codec.decode_wish if message.stream is Stream.WISHES else codec.decode_fact
+    where = {"seq": message.seq, "recorded_at": message.recorded_at}
     try:
-        return decode(message.subject, message.headers, message.body, seq=message.seq, recorded_at=message.recorded_at)
-    except (ValueError, KeyError, RecursionError, OverflowError) as err:
-        # The subject or the headers are none of ours; services can't write such a message, an administrator can.
-        return Entry(
-            stream=message.stream,
-            seq=message.seq,
-            recorded_at=message.recorded_at,
-            event=Undecodable(
-                code=Refusal.ENVELOPE_INVALID,
-                type="",
-                field="subject or headers",
-                expected="those of a wish or a fact",
-                found=f"{type(err).__name__}: {err}"[:200],
-                size=len(message.body),
-            ),
-            event_id="",
-        )
+        return salvage.decode(message.stream, message.subject, message.headers, message.body, **where)
+    except Exception as err:  # noqa: BLE001 - as in the services: one unreadable message ends nothing
+        return salvage.undecoded(message.stream, message.subject, message.body, **where, error=err)
 
 
 def described(found: Undecodable) -> str:
     """Why a message didn't decode, in one line for people.
 
+    >>> from apportion.contracts.causes import Refusal
     >>> described(Undecodable(code=Refusal.NOT_JSON, type="JobRequested", expected="an object", found="x", size=1))
     'NotJson: expected an object, found x'
     """
