@@ -1,10 +1,14 @@
-"""Write docs/events.md and docs/lifecycle.md from the code, or check that they are current (``--check``)."""
+"""Write docs/events.md, docs/lifecycle.md, the schemas and the AsyncAPI document from the code.
+
+``--check`` says whether they are current instead.
+"""
 
 import ast
 import sys
 from pathlib import Path
 
 from apportion.contracts import events as ev
+from apportion.contracts import schema
 from apportion.pool.lifecycle import DIAGRAMS, Moves
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,8 +102,9 @@ def events_page() -> str:
         "Generated from `libs/contracts` and from what the services' code matches on: `make docs`. Don't edit.",
         "",
         "On the wire a message is a CloudEvent in binary mode: attributes are headers (`ce-id`, `ce-source`,",
-        "`ce-type: io.apportion.<name>`), the body is the event as JSON. A decision's basis travels in `ce-basisfacts`,",
-        "`ce-basiswishes`, `ce-decidedat` and `ce-policy`.",
+        "`ce-type: io.apportion.<name>`), the body is the event as JSON. A decision's basis is in `ce-basisfacts`,",
+        "`ce-basiswishes`, `ce-decidedat` and `ce-policy`. Wishes are read in structured mode as well, and without an",
+        "envelope. Each event's JSON Schema is in `schemas/`, the whole as AsyncAPI in `asyncapi.json`.",
         "",
     ]
     for title, kinds in (("Wishes", ev.WISHES), ("Facts", ev.FACTS)):
@@ -151,6 +156,10 @@ def main() -> int:
                 stale.append(name)
         else:
             path.write_text(text)
+    if "--check" in sys.argv:
+        stale += schema.stale(ROOT / "docs")
+    else:
+        schema.write(ROOT / "docs")
     if stale:
         sys.stderr.write(f"docs/{', docs/'.join(stale)} differ from the code: run `make docs` and commit the result\n")
         return 1

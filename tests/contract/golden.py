@@ -1,8 +1,10 @@
-"""One example of every released event, and the bytes it had when it was released.
+"""One example of every released event, the bytes it had when it was released, and the schema it was released with.
 
-``python -m tests.contract.golden`` writes the bytes of types that have none yet; it never rewrites one.
+``python -m tests.contract.golden`` writes those of types that have none yet; it never rewrites one. A type that was
+never released may still change: then delete its two files first.
 """
 
+import json
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from apportion.contracts import schema
 from apportion.contracts.codec import encode_body
 from apportion.contracts.events import FACTS, WISHES, Event, type_name
 from apportion.contracts.fields import NAME
 
 GOLDEN = Path(__file__).with_name("golden")
+RELEASED = Path(__file__).with_name("released")
 
 _TEXT = {
     "job_id": "acme/train-7",
@@ -94,11 +98,16 @@ def path_of(kind: type[Event]) -> Path:
 def main() -> None:
     """Write what is missing."""
     GOLDEN.mkdir(exist_ok=True)
+    RELEASED.mkdir(exist_ok=True)
     for kind in (*WISHES, *FACTS):
-        path = path_of(kind)
-        if not path.exists():
-            path.write_bytes(encode_body(example(kind)))
-            print(f"wrote {path.name}")
+        name = type_name(kind)
+        for path, content in (
+            (path_of(kind), encode_body(example(kind))),
+            (RELEASED / f"{name}.json", (json.dumps(schema.event_schema(kind), indent=1) + "\n").encode()),
+        ):
+            if not path.exists():
+                path.write_bytes(content)
+                print(f"wrote {path.parent.name}/{path.name}")
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def _opened(ingress: Ingress, attributes: Mapping[str, str], data: bytes, fault:
 
 
 def _from_headers(headers: Headers) -> tuple[dict[str, str], Fault | None]:
-    """Attributes by their CloudEvents names, as far as they are fit to be used, and what is wrong with one that isn't."""
+    """Attributes by their CloudEvents names, as far as they are fit to be used, and what is wrong with another."""
     found: dict[str, str] = {}
     spelled: set[str] = set()
     fault: Fault | None = None

@@ -5,6 +5,7 @@ modes that ``cloudevents`` tells apart. Bytes that don't decode become an ``Unde
 what was found and where (``diagnosis``); decoding a wish never raises for what a stranger sent.
 """
 
+import functools
 import hashlib
 import re
 from datetime import datetime
@@ -174,61 +175,67 @@ def may_state(author: Author, event: Fact) -> bool:
         return event.author == author
     if (node := node_of_author(author)) is not None:
         return type(event).AUTHOR == AGENT and getattr(event, "node_id", None) == node
-    return type(event).AUTHOR == author
+    return author == type(event).AUTHOR
 
 
 def decode_wish(subject: str, headers: Headers | None, body: bytes, *, seq: int, recorded_at: int) -> Entry:
     """The wish in a message of the stream of wishes, or why it is none. Never raises."""
-    envelope = opened(headers or {}, body if len(body) <= EVENT_BYTES_MAX else b"")
-    tenant, subject_type, event = "", "", None
-    try:
-        tenant, subject_type = subjects.tenant_and_type_of_wish(subject)
-    except subjects.SubjectInvalid:
-        event = _undecodable(
-            "",
-            body,
-            Fault(
-                code=Refusal.TYPE_UNKNOWN,
-                field="subject",
-                expected="apportion.v1.<pool>.wish.<tenant>.<type>",
-                found=shown(subject),
-            ),
+    tenant, subject_type, fault = _subject_parts(subject)
+    if len(body) > EVENT_BYTES_MAX:
+        fault = fault or Fault(
+            code=Refusal.TOO_LARGE, expected=f"at most {EVENT_BYTES_MAX} bytes", found=f"{len(body)} bytes"
         )
+        envelope = opened(headers or {}, b"")
+    else:
+        envelope = opened(headers or {}, body)
+        fault = fault or envelope.fault
     expires_at = 0
     if envelope.expirytime:
         expires_at = _expiry(envelope.expirytime)
-    if len(body) > EVENT_BYTES_MAX:
-        event = event or _undecodable(
-            subject_type,
-            body,
-            Fault(code=Refusal.TOO_LARGE, expected=f"at most {EVENT_BYTES_MAX} bytes", found=f"{len(body)} bytes"),
-        )
-    elif envelope.fault is not None:
-        event = event or _undecodable(subject_type, body, envelope.fault)
-    elif expires_at < 0:
-        fault = Fault(
-            code=Refusal.ENVELOPE_INVALID,
-            field="expirytime",
-            expected="an instant in RFC 3339, such as 2026-09-01T12:00:00Z",
-            found=shown(envelope.expirytime),
-        )
-        event = event or _undecodable(subject_type, body, fault)
+        if expires_at < 0:
+            expires_at = 0
+            fault = fault or Fault(
+                code=Refusal.ENVELOPE_INVALID,
+                field="expirytime",
+                expected="an instant in RFC 3339, such as 2026-09-01T12:00:00Z",
+                found=shown(envelope.expirytime),
+            )
     return Entry(
         stream=Stream.WISHES,
         seq=seq,
         recorded_at=recorded_at,
-        event=event or _typed(subject_type, envelope.type, envelope.data),
+        event=(
+            _typed(subject_type, envelope.type, envelope.data)
+            if fault is None
+            else _undecodable(subject_type, body, fault)
+        ),
         # Without an id of its own a wish is known by its place in the stream, and can't be told from a repeat.
         event_id=envelope.id or f"wish-{seq}",
-        tenant=TenantId(_storable(tenant)),
+        tenant=tenant,
         source=envelope.source,
         digest=hashlib.sha256(body).hexdigest(),
-        expires_at=max(expires_at, 0),
+        expires_at=expires_at,
         actor=envelope.actor[:128],
-        subject_type=_storable(subject_type),
+        subject_type=subject_type,
         traceparent=envelope.traceparent,
         ingress=envelope.ingress,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _subject_parts(subject: str) -> tuple[TenantId, str, Fault | None]:
+    """Tenant and type as the subject names them, fit to be repeated, and why it is none of ours. Few publish a lot."""
+    try:
+        tenant, subject_type = subjects.tenant_and_type_of_wish(subject)
+    except subjects.SubjectInvalid:
+        fault = Fault(
+            code=Refusal.TYPE_UNKNOWN,
+            field="subject",
+            expected="apportion.v1.<pool>.wish.<tenant>.<type>",
+            found=shown(subject),
+        )
+        return TenantId(""), "", fault
+    return TenantId(_storable(tenant)), _storable(subject_type), None
 
 
 def _storable(part: str) -> str:
@@ -254,7 +261,7 @@ _TIMESTAMP: Final = re.compile(TIMESTAMP)
 def _undecodable(kind: str, body: bytes, fault: Fault) -> Undecodable:
     return Undecodable(
         code=fault.code,
-        type=_storable(kind),
+        type=kind,
         field=fault.field,
         expected=fault.expected,
         found=fault.found,
@@ -263,7 +270,16 @@ def _undecodable(kind: str, body: bytes, fault: Fault) -> Undecodable:
     )
 
 
+_CURRENT: Final = {(name.partition(".")[0], TYPE_PREFIX + name): name for name in _LATEST.values()}
+"""Subject's and envelope's type, where they name the newest version of a wish in full."""
+
+
 def _typed(subject_type: str, claimed: str, body: bytes) -> Event | Undecodable:
+    current = _CURRENT.get((subject_type, claimed))
+    return _typed_with_care(subject_type, claimed, body) if current is None else decode_body(current, body)
+
+
+def _typed_with_care(subject_type: str, claimed: str, body: bytes) -> Event | Undecodable:
     expected = _LATEST.get(subject_type)
     if expected is None:
         fault = Fault(
@@ -298,13 +314,15 @@ def decode_body(name: str, body: bytes, upcasts: evolution.Upcasts = evolution.U
         event: Event = decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError):
         return _undecodable(name.partition(".")[0], body, diagnosis.fault_of(body, decoder))
-    if name in _WISH_NAMES and (fault := diagnosis.ambiguity(body)) is not None:
+    if name in _WISH_NAMES and (fault := diagnosis.ambiguity(body, event)) is not None:
         return _undecodable(name.partition(".")[0], body, fault)
     return event
 
 
 def _upgraded(name: str, body: bytes, upcasts: evolution.Upcasts) -> Event | Undecodable:
     kind = name.partition(".")[0]
+    if isinstance(doubtful := diagnosis.parsed(body), Fault):
+        return _undecodable(kind, body, doubtful)
     try:
         doc = _PLAIN_DATA.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError):

@@ -16,12 +16,23 @@ from apportion.admission.sizing import METHOD_VERSION, Parts, estimate
 from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, WorkloadKind
 from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.diagnosis import shown
-from apportion.contracts.events import DeviceChoice, IsolationLevel, JobRequested, JobSpec, SecretRef, Sized
+from apportion.contracts.events import (
+    DeviceChoice,
+    Gang,
+    IsolationLevel,
+    JobRequested,
+    JobSpec,
+    Retry,
+    SecretRef,
+    Sized,
+)
 from apportion.contracts.ids import QueueId
 from apportion.contracts.units import MILLI_PER_DEVICE
 
 MEMORY_MIB_MAX: Final = 2_147_483_647
 DEVICES_MAX: Final = 1024
+REPLICAS_MAX: Final = 900
+"""A gang is placed by one batch of facts, of which the bus takes at most 1,000."""
 INSTANT_MAX: Final = 9_223_372_036_854_775_807
 
 RESERVED_ENV: Final = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "LD_AUDIT", "LD_PRELOAD")
@@ -104,7 +115,7 @@ def job_spec(
 
     ``size`` is what ``sized`` said of the request's model.
     """
-    for refused in (_unsupported(request), _workload(request), _resources(request), _retry(request)):
+    for refused in (_unsupported(request), _workload(request), _resources(request), _retry_and_gang(request)):
         if refused is not None:
             return refused
     not_before_at, deadline_at = (_instant(request.not_before, "not_before"), _instant(request.deadline, "deadline"))
@@ -161,12 +172,32 @@ def job_spec(
 
 
 def _unsupported(request: JobRequested) -> Refused | None:
+    if _is_ordinary(request):
+        return None
     for field, found in _asked_and_unsupported(request):
         return Refused(
             code=Refusal.NOT_SUPPORTED, field=field, expected=_INSTEAD.get(field, "nothing"), found=bounded(found)
         )
     return None
 
+
+def _is_ordinary(request: JobRequested) -> bool:
+    """True where nothing is asked that could be unsupported: the cheap look at what nearly all requests are."""
+    workload, resources = request.workload, request.resources
+    return (
+        (request.gang is _GANG or request.gang == _GANG)
+        and (request.retry is _RETRY or request.retry == _RETRY)
+        and workload.image is resources.mig_profile is resources.disk_mib is resources.encoders is None
+        and resources.pcie_mbps is resources.numa is resources.cpu_bind is resources.device is None
+        and request.job_set is request.elastic is request.sla is request.bid is request.checkpoint is None
+        and request.isolation is request.placement is request.runtime is request.data is None
+        and resources.mode is not Mode.MIG
+        and not (workload.mounts or workload.env or request.depends_on or request.dry_run)
+    )
+
+
+_GANG: Final = Gang()
+_RETRY: Final = Retry()
 
 _INSTEAD: Final[Mapping[str, str]] = {
     "workload.image": "workload.command, a program that the nodes have",
@@ -180,8 +211,6 @@ _INSTEAD: Final[Mapping[str, str]] = {
 def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
     """Fields that ask for something which nobody can give yet. A zero, ``none`` or ``false`` asks for nothing."""
     workload, resources, gang, retry = request.workload, request.resources, request.gang, request.retry
-    if request.dry_run:
-        yield "dry_run", "true"
     if workload.image is not None:
         yield "workload.image", workload.image
     for name, value in workload.env.items():
@@ -340,7 +369,44 @@ def _parallel(request: JobRequested, ways: int) -> Refused | None:
     return Refused(code=Refusal.FIELD_CONFLICT, field=field, expected=expected, found=found)
 
 
-def _retry(request: JobRequested) -> Refused | None:
+def resized(spec: JobSpec, compute_milli: int | None, memory_mib: int | None) -> JobSpec | Refused:
+    """The specification with another share of each device, or why the job can't have it. None stays as it is."""
+    if compute_milli is None and memory_mib is None:
+        return Refused(
+            code=Refusal.FIELD_MISSING,
+            field="gpu_milli",
+            expected="at least one of gpu_milli and gpu_memory_mib",
+            found="none of them",
+            hint="Say what the job shall have instead of what it has.",
+        )
+    if spec.devices == 0:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="gpu_milli" if compute_milli is not None else "gpu_memory_mib",
+            expected="nothing: the job has no device",
+            found=str(compute_milli if compute_milli is not None else memory_mib),
+        )
+    compute_milli = spec.compute_milli if compute_milli is None else compute_milli
+    memory_mib = spec.memory_mib if memory_mib is None else memory_mib
+    if compute_milli < MILLI_PER_DEVICE and (spec.mode is Mode.EXCLUSIVE or spec.devices > 1):
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="gpu_milli",
+            expected="1000, as the job has its devices to itself",
+            found=str(compute_milli),
+            hint="To share a device, cancel the job and ask for another.",
+        )
+    if compute_milli < MILLI_PER_DEVICE and not memory_mib:
+        return Refused(
+            code=Refusal.FIELD_MISSING,
+            field="gpu_memory_mib",
+            expected="the memory of the share, as the job has all of its device's now",
+            found="nothing",
+        )
+    return msgspec.structs.replace(spec, compute_milli=compute_milli, memory_mib=memory_mib)
+
+
+def _retry_and_gang(request: JobRequested) -> Refused | None:
     for index, cause in enumerate(request.retry.on):
         if cause in NO_RETRY_CAUSES:
             return Refused(
@@ -349,6 +415,14 @@ def _retry(request: JobRequested) -> Refused | None:
                 expected="a cause of failure",
                 found=str(cause),
             )
+    if request.gang.size > REPLICAS_MAX:
+        return Refused(
+            code=Refusal.FIELD_INVALID,
+            field="gang.size",
+            expected=f"at most {REPLICAS_MAX} replicas, as all of them are placed at once",
+            found=str(request.gang.size),
+            hint="Ask for several jobs, or for more devices a replica.",
+        )
     if request.gang.min is not None and request.gang.min > request.gang.size:
         return Refused(
             code=Refusal.FIELD_CONFLICT,
