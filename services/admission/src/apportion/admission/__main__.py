@@ -3,17 +3,20 @@
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Final
 
 import structlog
 from msgspec import Meta
 
 from apportion.admission import core
+from apportion.admission.asks import Asks
+from apportion.admission.dead_letters import DeadLetters
 from apportion.admission.state import WISHES_PER_ROUND, WISHES_PER_ROUND_MAX
 from apportion.admission.validate import DEFAULT_SHARES
 from apportion.contracts.causes import WorkloadKind
+from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import ADMISSION, PoolId
 from apportion.runtime import telemetry
 from apportion.runtime.clock import SystemClock
@@ -21,7 +24,7 @@ from apportion.runtime.drain import run_service
 from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
 from apportion.runtime.settings import Common, SettingsInvalid, from_command_line
-from apportion.runtime.stream import Bus
+from apportion.runtime.stream import Bus, RawMessage
 
 SERVICE: Final = "admission"
 
@@ -66,6 +69,8 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
         )
         stack.push_async_callback(bus.close)
         await bus.provision()
+        clock = SystemClock()
+        shell = _Shell(bus, clock, is_busy=lambda: reactor.lag > 0)
         reactor = Reactor(
             core=core,
             author=ADMISSION,
@@ -73,19 +78,57 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
             config=settings.config(),
             reads_wishes=True,
             snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
-            clock=SystemClock(),
+            clock=clock,
             meter=metrics,
+            witness=shell,
         )
         health = HealthServer(
             SERVICE,
             settings.data_dir,
             port=settings.health_port,
-            is_ready=lambda: (reactor.ready.is_set(), _details(reactor.state)),
+            is_ready=lambda: (reactor.ready.is_set(), {**_details(reactor.state), **shell.details()}),
             metrics=metrics.prometheus,
         )
         health.start()
         stack.callback(health.stop)
+        await stack.enter_async_context(shell.running(reactor.ready))
         await reactor.run(stop)
+
+
+class _Shell:
+    """What happens beside the reactor: unreadable messages are laid aside, and requests are answered inline."""
+
+    def __init__(self, bus: Bus, clock: SystemClock, *, is_busy: Callable[[], bool]) -> None:
+        self.letters = DeadLetters(bus, service=SERVICE, clock=clock, is_busy=is_busy)
+        self.asks = Asks(bus)
+
+    def saw(self, raw: RawMessage, entry: Entry) -> None:
+        self.letters.saw(raw, entry)
+        self.asks.saw(entry)
+
+    def is_settled(self) -> bool:
+        return self.letters.is_settled()  # who asked asks again; a copy would be forgotten
+
+    def details(self) -> dict[str, object]:
+        return {
+            "dead_letters": self.letters.copied,
+            "dead_letters_failed": self.letters.failed,
+            "asks_replied": self.asks.replied,
+        }
+
+    @asynccontextmanager
+    async def running(self, ready: asyncio.Event) -> AsyncIterator[None]:
+        async def ask_once_ready() -> None:
+            await ready.wait()
+            await self.asks.start()
+
+        starting = asyncio.create_task(ask_once_ready(), name="asks")
+        try:
+            async with self.letters.running():
+                yield
+        finally:
+            starting.cancel()
+            await self.asks.close()
 
 
 def _details(state: core.State) -> dict[str, object]:
