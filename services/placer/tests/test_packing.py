@@ -107,6 +107,18 @@ def test_a_learner_follows_a_workload_that_turns() -> None:
     assert chosen == ["scarce", "plenty"]
 
 
+def test_a_mix_of_another_pool_is_given_up() -> None:
+    """A wrong mix costs little: the policy goes by what it is asked once that is plainly something else."""
+    bound = Shape(4000, 8192, 1, 1000, ("T4",))
+    fleet = Fleet([NodeSpec("scarce", 16_000, 65_536, 1, "T4"), NodeSpec("plenty", 96_000, 393_216, 8, "G2")])
+    told = Headroom(fleet, Mix({WHOLE: 100}))
+    for _ in range(100):
+        told.arrived(bound)
+    choice = told.choose(WHOLE)
+    assert choice is not None
+    assert fleet.specs[choice.cls.nodes[0]].name == "plenty"
+
+
 def test_the_value_of_a_node_is_what_streams_would_fill() -> None:
     """With one kind of task in the mix the value can be counted on fingers: cores, memory or devices run out first."""
     values = StreamValues([(Shape(10_000, 40_960, 1, 1000), 1)], seed=1)

@@ -32,6 +32,10 @@ _SLOTS_AMPLE = 40
 # What prices are worked out from keeps this many binary digits, so that a price holds for a while.
 _PRICE_BITS = 6
 
+# A told mix is given up when, after so many arrivals, more than one in so many is of a shape that it doesn't know.
+_DOUBT_ARRIVALS = 64
+_DOUBT_ONE_IN = 10
+
 _INDEXES_MAX = 512
 _SLOT_COUNTS_MAX = 1 << 16
 _NEVER = 1 << 62
@@ -94,7 +98,10 @@ class _ShapeIndex:
 
 
 class Headroom:
-    """The pool's own policy; with `learn`, the mix is what has arrived so far."""
+    """The pool's own policy; with `learn`, the mix is what has arrived so far.
+
+    A mix that was told is believed until too many arrivals are of shapes that it doesn't know; then it is learned.
+    """
 
     def __init__(self, fleet: Fleet, mix: Mix, *, learn: bool = False, library: StreamLibrary | None = None) -> None:
         self._fleet = fleet
@@ -114,6 +121,8 @@ class Headroom:
         self._dear = False
         self._model_prices: tuple[tuple[int, ...], list[int]] = ((), [0] * len(fleet.models))
         self._arrivals_to_refresh = 1
+        self._seen = Mix()
+        self._strangers = 0
         fleet.watch(self._moved)
         if not learn:
             self._refresh()
@@ -169,13 +178,26 @@ class Headroom:
 
     def arrived(self, shape: Shape) -> None:
         """Count the arrival where the mix is learned; streams and rates are renewed as their number doubles."""
-        if self._learn:
+        if not self._learn:
+            self._doubt(shape)
+        else:
             # Arrivals are counted here and not read off the mix, which forgets some once its memory is full.
             if not self._arrivals_to_refresh:
                 self._refresh()
                 self._arrivals_to_refresh = self._mix.total
             self._arrivals_to_refresh -= 1
             self._mix.add(shape)
+
+    def _doubt(self, shape: Shape) -> None:
+        """Count an arrival against the mix that was told, and give that mix up when it is plainly another pool's."""
+        self._seen.add(shape)
+        if shape not in self._mix.counts:
+            self._strangers += 1
+            if self._seen.total >= _DOUBT_ARRIVALS and self._strangers * _DOUBT_ONE_IN > self._seen.total:
+                self._mix = self._seen
+                self._learn = True
+                self._refresh()
+                self._arrivals_to_refresh = self._mix.total
 
     def forget(self) -> None:
         """Drop indexes, values and prices."""
