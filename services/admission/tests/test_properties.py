@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ WEIGHTS = {
     "ask": 6,
     "repeat": 2,
     "cancel": 2,
+    "wish": 5,
     "queue": 1,
     "garbage": 1,
     "drain": 1,
@@ -75,6 +77,21 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 JOBS = ("acme/train-7", "acme/b", "acme/job-1", "acme/e", "acme/g", "acme/nobody")
 
 
+JOB_WISHES: tuple[Any, ...] = (
+    ev.JobHoldRequested(job_id="x"),
+    ev.JobPreemptRequested(job_id="x", reason="r"),
+    ev.JobResizeRequested(job_id="x", gpu_milli=100),
+    ev.JobReleaseRequested(job_id="x"),
+    ev.JobReprioritizeRequested(job_id="x", priority=7),
+    ev.JobPreemptRequested(job_id="x", reason="r", dry_run=True),
+    ev.JobPreemptRequested(job_id="x", reason="r", requeue=False),
+    ev.JobHoldRequested(job_id="x"),
+    ev.JobResizeRequested(job_id="x", gpu_milli=900, gpu_memory_mib=1),
+    ev.JobCancelRequested(job_id="x", dry_run=True),
+    ev.JobReleaseRequested(job_id="x"),
+)
+
+
 class Driven(History):
     """A history made of steps: the world does as it likes, within what placer and agents would state."""
 
@@ -101,6 +118,11 @@ class Driven(History):
             case "cancel":
                 tenant = (OPERATOR, TenantId("acme"), TenantId("acme"), TenantId("other"))[two % 4]
                 self.wish(ev.JobCancelRequested(job_id=JOBS[one % len(JOBS)]), tenant=tenant, at=self.now)
+            case "wish":
+                kind = JOB_WISHES[one % len(JOB_WISHES)]
+                name = JOBS[two % len(JOBS)]
+                tenant = OPERATOR if one > 5 else TenantId("acme")
+                self.wish(msgspec.structs.replace(kind, job_id=name), tenant=tenant, at=self.now)
             case "queue":
                 wish = ev.QueueUpsertRequested(queue=("main", "late")[one % 2], tenants=("acme",))
                 self.wish(wish, tenant=(OPERATOR, TenantId("acme"))[two % 2], at=self.now)
@@ -212,7 +234,12 @@ def answered_wishes(entries: list[Entry]) -> Counter[int]:
         ev.JobRejected,
         ev.JobDuplicate,
         ev.WishRejected,
+        ev.WishJudged,
         ev.QueueUpserted,
+        ev.JobHeld,
+        ev.JobReleased,
+        ev.JobReprioritized,
+        ev.JobResized,
         ev.JobStopping,
         ev.JobCancelled,
     )

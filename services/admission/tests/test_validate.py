@@ -219,7 +219,6 @@ def test_a_job_without_a_device_says_so_and_holds_none() -> None:
         ({"retry": Retry(limit=1, avoid_same_node=True)}, "retry.avoid_same_node"),
         ({"retry": Retry(limit=1, memory_factor_pct=150)}, "retry.memory_factor_pct"),
         ({"job_set": "nightly"}, "job_set"),
-        ({"dry_run": True}, "dry_run"),
     ],
 )
 def test_what_nobody_can_honour_yet_is_refused_by_name(changes: dict[str, Any], field: str) -> None:

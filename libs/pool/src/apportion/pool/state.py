@@ -9,6 +9,8 @@ States of a job::
        ▲          │
        └ stopping ┘        (requeued: the next attempt waits)
 
+A job that is held stays queued, and isn't placed; a hold outlasts an attempt.
+
 States of a run::
 
     placed ──► started ──► finished ──► released
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from enum import StrEnum, unique
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import DeviceHealth, Pending, RunCause, StopCause, WorkloadKind
@@ -153,6 +156,14 @@ class JobView(Struct):
     stop: StopCause | None = None
     stop_actor: str = ""
     stop_reason: str = ""
+    stop_requeue: bool = True
+    """False where the job ends with the runs that are being stopped."""
+    hold: ev.JobHeld | None = None
+    """Set while the job may not be placed; runs that it has, run on."""
+    resize: ev.JobResized | None = None
+    """Set while runs of the present attempt have another size than the job: they are to be stopped for it."""
+    resized_seq: int = 0
+    """Sequence of the fact that gave it the size that it has; 0 where that is the first."""
     pending: Pending = Pending.PENDING_EVALUATION
     pending_fact: ev.JobPendingReasonChanged | None = None
     pending_since_at: int = 0
@@ -234,9 +245,22 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
                 job.stop = event.cause
                 job.stop_actor = event.actor
                 job.stop_reason = event.reason
+                job.stop_requeue = event.requeue
                 job.last_event = entry.event_id
         case ev.JobRequeued():
             _requeued(pool, entry, event)
+        case ev.JobHeld():
+            _held(pool, event)
+        case ev.JobReleased():
+            if (job := pool.jobs.get(event.job_id)) is not None:
+                job.hold = None
+                job.last_event = entry.event_id if job.state is JobState.QUEUED else job.last_event
+                _look_anew(job)
+        case ev.JobReprioritized():
+            if (job := pool.jobs.get(event.job_id)) is not None:
+                job.spec = replace(job.spec, priority=event.priority)
+        case ev.JobResized():
+            _resized(pool, entry, event)
         case ev.JobSucceeded() | ev.JobFailed() | ev.JobCancelled() | ev.JobExpired():
             _ended(pool, event.job_id)
         case ev.QueueUpserted():
@@ -313,6 +337,18 @@ def _placed(pool: Pool, entry: Entry, event: ev.RunPlaced) -> None:
     if job.state is JobState.QUEUED:
         job.state = JobState.RUNNING
     job.pending_fact = None
+    if entry.basis is not None and entry.basis.facts < job.resized_seq and job.resize is None:
+        # Decided before the new size was known, stored after it.
+        job.resize = ev.JobResized(
+            job_id=job.job_id,
+            compute_milli=job.spec.compute_milli,
+            memory_mib=job.spec.memory_mib,
+            compute_milli_before=max((piece.compute_milli for piece in event.slices), default=0),
+            memory_mib_before=max((piece.memory_mib for piece in event.slices), default=0),
+            actor="service:admission",
+            reason="placed before its new size was known",
+            answers=0,
+        )
     pool.run_jobs[event.run_id] = event.job_id
     node = pool.nodes.get(event.node_id)
     if node is None or node.epoch != event.node_epoch:
@@ -416,6 +452,8 @@ def _requeued(pool: Pool, entry: Entry, event: ev.JobRequeued) -> None:
     job.attempt = event.attempt
     job.stop = None
     job.stop_actor = job.stop_reason = ""
+    job.stop_requeue = True
+    job.resize = None
     job.not_before_at = max(job.spec.not_before_at, event.not_before_at)
     job.queued_at = entry.recorded_at
     job.pending = Pending.PENDING_EVALUATION
@@ -426,6 +464,44 @@ def _requeued(pool: Pool, entry: Entry, event: ev.JobRequeued) -> None:
     for run_id in [r.run_id for r in job.runs.values() if not r.holds]:
         del job.runs[run_id]
         pool.run_jobs.pop(run_id, None)
+
+
+def _held(pool: Pool, event: ev.JobHeld) -> None:
+    job = pool.jobs.get(event.job_id)
+    if job is None or job.state is JobState.ENDED:
+        return
+    if job.hold is not None and job.hold.by_operator and not event.by_operator:
+        return  # a tenant's word doesn't make an operator's hold its own
+    job.hold = event
+    _look_anew(job)
+
+
+def _look_anew(job: JobView) -> None:
+    """What was said of why it waits no longer holds."""
+    if job.state is JobState.QUEUED:
+        job.pending = Pending.PENDING_EVALUATION
+        job.pending_fact = None
+
+
+def _resized(pool: Pool, entry: Entry, event: ev.JobResized) -> None:
+    job = pool.jobs.get(event.job_id)
+    if job is None or job.state is JobState.ENDED:
+        return
+    if (event.compute_milli, event.memory_mib) == (job.spec.compute_milli, job.spec.memory_mib):
+        return  # asked again: what has that size already isn't stopped for it
+    job.spec = replace(job.spec, compute_milli=event.compute_milli, memory_mib=event.memory_mib)
+    job.resized_seq = entry.seq
+    if job.state is not JobState.STOPPING:
+        job.last_event = entry.event_id
+    if job.state is not JobState.QUEUED:
+        # Before: as its runs are, however often it was resized since they were placed.
+        first = job.resize or event
+        had = (first.compute_milli_before, first.memory_mib_before)
+        job.resize = replace(event, compute_milli_before=had[0], memory_mib_before=had[1])
+        if (event.compute_milli, event.memory_mib) == had:
+            job.resize = None
+    if job.hold is None:
+        _look_anew(job)
 
 
 def _ended(pool: Pool, job_id: JobId) -> None:

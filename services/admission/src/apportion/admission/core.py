@@ -8,12 +8,16 @@ import hashlib
 from collections.abc import Mapping
 from typing import Final
 
-from apportion.admission import lifecycle, validate
+from msgspec.structs import replace
+
+from apportion.admission import dry_run, lifecycle, validate
+from apportion.admission.dry_run import Holder, Seen
 from apportion.admission.refusals import Refused, bounded, refusal_of
 from apportion.admission.state import (
     CONFIG_NAMES,
     WISHES_PER_ROUND,
     Asked,
+    Identity,
     State,
     evolve,
     initial,
@@ -26,16 +30,26 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Refusal, StopCause
 from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.ids import JobId, QueueId, TenantId, is_name
-from apportion.pool.state import JobView, QueueView
+from apportion.pool.state import JobState, JobView, QueueView
 
 __all__ = ["POLICY", "State", "decide", "evolve", "initial", "position", "restore", "snapshot", "wake_at"]
 
 FACTS_PER_ROUND: Final = 900
 """Facts of one decision; the bus stores at most 1,000 as one batch."""
 
-RULES: Final = 1
+RULES: Final = 2
 """Goes up whenever the same history would lead to another decision."""
 
+
+OfJob = (
+    ev.JobCancelRequested
+    | ev.JobHoldRequested
+    | ev.JobReleaseRequested
+    | ev.JobReprioritizeRequested
+    | ev.JobPreemptRequested
+    | ev.JobResizeRequested
+)
+"""Wishes about a job that there is."""
 
 _NOTES: Final[Mapping[Ingress, str]] = {
     Ingress.BARE: "Read as a CloudEvent that no header announced: send content-type application/cloudevents+json.",
@@ -54,6 +68,7 @@ def _policy() -> str:
             lifecycle.BACKOFF_S_MAX,
             validate.SIZING,
             validate.BUFFER_PCT,
+            validate.REPLICAS_MAX,
             validate.RESERVED_ENV,
             validate.RESERVED_ENV_PREFIXES,
             sorted(validate.SERVICE_CLASSES.items()),
@@ -97,6 +112,8 @@ class _Round:
         self._answers: dict[int, ev.JobAdmitted | ev.JobRejected | ev.JobDuplicate] = {}
         self._new_jobs: dict[JobId, ev.JobAdmitted] = {}
         self._ended: dict[JobId, str] = {}
+        self._changed: dict[JobId, Seen] = {}
+        """Jobs as the wishes answered so far leave them."""
         self._touched: set[JobId] = set()
         """Jobs about which this round has stated something; what else follows waits for the next."""
 
@@ -107,14 +124,31 @@ class _Round:
         match asked.wish:
             case None:
                 self._refuse_undecodable(asked)
+            case _ if asked.wish.dry_run:
+                self._answer_dry_run(asked, asked.wish)
             case ev.JobRequested():
                 self._answer_request(asked, asked.wish)
-            case ev.JobCancelRequested():
-                self._answer_cancel(asked, asked.wish)
             case ev.QueueUpsertRequested():
                 # Whether the next wish's tenant is known may depend on this one.
                 return not self._answer_queue(asked, asked.wish)
+            case _:
+                self._answer_job_wish(asked, asked.wish)
         return True
+
+    def _answer_dry_run(self, asked: Asked, wish: ev.JobWish) -> None:
+        """State what the wish would be answered: it is answered in earnest, by a round that nobody hears of."""
+        trial = _Round(self._state, self._now)
+        trial._answers = self._answers.copy()
+        trial._new_jobs = self._new_jobs.copy()
+        trial._ended = self._ended.copy()
+        trial._changed = self._changed.copy()
+        trial._touched = self._touched.copy()
+        trial.answer(replace(asked, wish=replace(wish, dry_run=False)))
+        # What is due for the job anyway may come before it.
+        fact = next(fact for fact in trial.facts if getattr(fact, "answers", 0) == asked.seq)
+        job_id = getattr(fact, "job_id", None)
+        before = None if job_id is None else self._seen(job_id)
+        self.facts.append(dry_run.judgement(asked, fact, before, self._state.pool.queues))
 
     def _refuse_undecodable(self, asked: Asked) -> None:
         undecodable = asked.undecodable
@@ -125,7 +159,7 @@ class _Round:
             self._refuse(asked, refusal_of(undecodable))
 
     def _answer_request(self, asked: Asked, request: ev.JobRequested) -> None:
-        first = self._first_of(asked.seq)
+        first = self._first_of(asked)
         if first is not None:
             self._answer_repeat(asked, request, first)
             return
@@ -153,7 +187,7 @@ class _Round:
             answers=asked.seq,
             wish_id=asked.event_id,
             spec=spec,
-            request_digest=self._state.kept.identities[asked.seq].digest,
+            request_digest=self._identity(asked).digest,
             idempotency_key=request.idempotency_key or "",
             quota_used_milli=queue.used_compute_milli,
             quota_used_mib=queue.used_memory_mib,
@@ -223,19 +257,24 @@ class _Round:
         end = self._state.kept.ended.get(job_id)
         return f"which wish {seq} asked for" + (f" ({end})" if end else "")
 
-    def _first_of(self, seq: int) -> int | None:
+    def _identity(self, asked: Asked) -> Identity:
+        return asked.identity or self._state.kept.identities[asked.seq]
+
+    def _first_of(self, asked: Asked) -> int | None:
         """The earliest job request with the same identity; None where this is it."""
-        state = self._state
-        identity = state.kept.identities[seq]
-        first = state.first_by_identity[identity.by_event]
-        if first == seq and identity.by_key:
-            first = state.first_by_identity[identity.by_key]
-        return first if first < seq else None
+        identity = self._identity(asked)
+        for mark in (identity.by_event, identity.by_key):
+            # A dry run has no identity to be found by, and requests behind it are no earlier ones.
+            first = self._state.first_by_identity.get(mark, asked.seq) if mark else asked.seq
+            if first < asked.seq:
+                return first
+        return None
 
     def _answer_repeat(self, asked: Asked, request: ev.JobRequested, first: int) -> None:
         identities = self._state.kept.identities
-        if identities[first].digest != identities[asked.seq].digest:
-            is_event = identities[first].by_event == identities[asked.seq].by_event
+        identity = self._identity(asked)
+        if identities[first].digest != identity.digest:
+            is_event = identities[first].by_event == identity.by_event
             refused = Refused(
                 code=Refusal.IDEMPOTENCY_CONFLICT,
                 field="id" if is_event else "idempotency_key",
@@ -286,61 +325,197 @@ class _Round:
         # Wishes are answered in order, so an earlier one has its answer.
         return state.kept.refused[seq]
 
-    def _answer_cancel(self, asked: Asked, wish: ev.JobCancelRequested) -> None:
-        refused = self._expired(asked) or _dry_run(wish.dry_run)
-        job_id = JobId(wish.job_id)
+    def _answer_job_wish(self, asked: Asked, wish: OfJob) -> None:
+        job = self._asked_job(asked, wish.job_id)
+        if isinstance(job, Refused):
+            self._refuse(asked, job)
+            return
+        match wish:
+            case ev.JobCancelRequested():
+                self._cancel(asked, wish, job)
+            case ev.JobHoldRequested():
+                self._hold(asked, wish, job)
+            case ev.JobReleaseRequested():
+                self._release(asked, wish, job)
+            case ev.JobReprioritizeRequested():
+                self._reprioritize(asked, wish, job)
+            case ev.JobPreemptRequested():
+                self._preempt(asked, wish, job)
+            case ev.JobResizeRequested():
+                self._resize(asked, wish, job)
+
+    def _asked_job(self, asked: Asked, name: str) -> Seen | Refused:
+        """The job that a wish is about, where it has not ended. States its end where that was due already."""
+        if (expired := self._expired(asked)) is not None:
+            return expired
+        job_id = JobId(name)
         if ev.is_operator(asked.tenant):
-            if refused is None and "/" not in wish.job_id:
-                refused = Refused(
+            if "/" not in name:
+                return Refused(
                     code=Refusal.FIELD_INVALID,
                     field="job_id",
                     expected="<tenant>/<name>",
-                    found=wish.job_id,
+                    found=name,
                     hint="An operator names the job's tenant as well.",
                 )
-        elif not wish.job_id.startswith(f"{asked.tenant}/"):
-            job_id = JobId(f"{asked.tenant}/{wish.job_id}")
-        if refused is not None:
-            self._refuse(asked, refused)
-        elif job_id in self._new_jobs and job_id not in self._ended:
-            self._cancelled(asked, wish, job_id)
-        elif (job := job_of(self._state, job_id)) is not None and job_id not in self._ended:
-            self._cancel(asked, wish, job)
-        else:
-            self._refuse(asked, self._no_such_job(job_id))
-
-    def _cancel(self, asked: Asked, wish: ev.JobCancelRequested, job: JobView) -> None:
-        fact = None if job.job_id in self._touched else self._next_fact(job)
+        elif not name.startswith(f"{asked.tenant}/"):
+            job_id = JobId(f"{asked.tenant}/{name}")
+        job = self._seen(job_id)
+        if job is None:
+            return self._no_such_job(job_id)
+        fact = self._due_fact(job)
         if isinstance(fact, ev.TERMINAL):
             # It had come to its end before the wish was looked at: that end stands.
-            self._state_end(job.job_id, fact)
-            self._refuse(asked, self._no_such_job(job.job_id))
-        elif lifecycle.holds_nothing(job):
-            self._cancelled(asked, wish, job.job_id)
-        else:
-            self._touched.add(job.job_id)
-            self.facts.append(
-                ev.JobStopping(
-                    job_id=job.job_id,
-                    attempt=job.attempt,
-                    cause=StopCause.CANCELLED,
-                    actor=_actor(asked),
-                    reason=wish.reason,
-                    answers=asked.seq,
-                    caused_by=asked.event_id,
-                )
-            )
+            self._state_end(job_id, fact)
+            return self._no_such_job(job_id)
+        return job
 
-    def _cancelled(self, asked: Asked, wish: ev.JobCancelRequested, job_id: JobId) -> None:
+    def _seen(self, job_id: JobId) -> Seen | None:
+        """The job as the facts of this round leave it; None where there is none, or it has ended."""
+        if job_id in self._ended:
+            return None
+        if (seen := self._changed.get(job_id)) is not None:
+            return seen
+        if (admitted := self._new_jobs.get(job_id)) is not None:
+            return Seen(job_id=job_id, spec=admitted.spec)
+        job = job_of(self._state, job_id)
+        if job is None:
+            return None
+        held_by = None if job.hold is None else Holder.OPERATOR if job.hold.by_operator else Holder.TENANT
+        return Seen(job_id=job_id, spec=job.spec, state=job.state, stop=job.stop, held_by=held_by, view=job)
+
+    def _due_fact(self, job: Seen) -> ev.Fact | None:
+        """What follows for the job whatever was wished, where this round has not stated it."""
+        return None if job.view is None or job.job_id in self._touched else self._next_fact(job.view)
+
+    def _cancel(self, asked: Asked, wish: ev.JobCancelRequested, job: Seen) -> None:
+        if job.view is not None and not lifecycle.holds_nothing(job.view):
+            self._stop(asked, job, StopCause.CANCELLED, wish.reason)
+            return
         self._state_end(
-            job_id,
+            job.job_id,
             ev.JobCancelled(
-                job_id=job_id,
+                job_id=job.job_id,
                 actor=_actor(asked),
                 reason=wish.reason,
                 answers=asked.seq,
                 caused_by=asked.event_id,
             ),
+        )
+
+    def _stop(self, asked: Asked, job: Seen, cause: StopCause, reason: str, *, requeue: bool = True) -> None:
+        assert job.view is not None, "a job that is new has nothing to stop"
+        self._touched.add(job.job_id)
+        self._changed[job.job_id] = replace(job, state=JobState.STOPPING, stop=cause)
+        self.facts.append(
+            ev.JobStopping(
+                job_id=job.job_id,
+                attempt=job.view.attempt,
+                cause=cause,
+                actor=_actor(asked),
+                reason=reason,
+                answers=asked.seq,
+                requeue=requeue,
+                caused_by=asked.event_id,
+            )
+        )
+
+    def _hold(self, asked: Asked, wish: ev.JobHoldRequested, job: Seen) -> None:
+        by_operator = ev.is_operator(asked.tenant)
+        if by_operator or job.held_by is None:
+            holder = Holder.OPERATOR if by_operator else Holder.TENANT
+            self._changed[job.job_id] = replace(job, held_by=holder)
+        self.facts.append(
+            ev.JobHeld(
+                job_id=job.job_id,
+                actor=_actor(asked),
+                by_operator=by_operator,
+                reason=wish.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
+        )
+
+    def _release(self, asked: Asked, wish: ev.JobReleaseRequested, job: Seen) -> None:
+        if job.held_by is None:
+            self._refuse(asked, _not_in_state(job, "a job that is held", "which nobody holds"))
+            return
+        if job.held_by is Holder.OPERATOR and not ev.is_operator(asked.tenant):
+            refused = Refused(
+                code=Refusal.NOT_PERMITTED,
+                field="job_id",
+                expected="the pool's operator, who holds the job",
+                found=f"tenant {bounded(asked.tenant)}",
+                hint="Ask the pool's operator to release it.",
+            )
+            self._refuse(asked, refused)
+            return
+        self._changed[job.job_id] = replace(job, held_by=None)
+        self.facts.append(
+            ev.JobReleased(
+                job_id=job.job_id,
+                actor=_actor(asked),
+                reason=wish.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
+        )
+
+    def _reprioritize(self, asked: Asked, wish: ev.JobReprioritizeRequested, job: Seen) -> None:
+        self._changed[job.job_id] = replace(job, spec=replace(job.spec, priority=wish.priority))
+        self.facts.append(
+            ev.JobReprioritized(
+                job_id=job.job_id,
+                before=job.spec.priority,
+                priority=wish.priority,
+                actor=_actor(asked),
+                reason=wish.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
+        )
+
+    def _preempt(self, asked: Asked, wish: ev.JobPreemptRequested, job: Seen) -> None:
+        fact = self._due_fact(job)
+        if fact is not None:
+            # Its attempt was over before anybody wished for it: what that comes to isn't the preemption's.
+            self._touched.add(job.job_id)
+            self.facts.append(fact)
+        if (
+            job.view is not None
+            and job.state is JobState.RUNNING
+            and fact is None
+            and lifecycle.has_live_runs(job.view)
+        ):
+            self._stop(asked, job, StopCause.PREEMPTED, wish.reason, requeue=wish.requeue)
+            return
+        found = {
+            JobState.QUEUED: "which waits and has nothing to give back",
+            JobState.RUNNING: "whose runs have ended, or are about to be stopped",
+            JobState.STOPPING: f"whose runs are being stopped ({job.stop})",
+        }[job.state]
+        self._refuse(asked, _not_in_state(job, "a job with runs that are placed or started", found))
+
+    def _resize(self, asked: Asked, wish: ev.JobResizeRequested, job: Seen) -> None:
+        spec = validate.resized(job.spec, wish.gpu_milli, wish.gpu_memory_mib)
+        if isinstance(spec, ev.JobSpec):
+            spec = _beyond_limits(spec, self._state.pool.queues[spec.queue]) or spec
+        if isinstance(spec, Refused):
+            self._refuse(asked, spec)
+            return
+        self._changed[job.job_id] = replace(job, spec=spec)
+        self.facts.append(
+            ev.JobResized(
+                job_id=job.job_id,
+                compute_milli=spec.compute_milli,
+                memory_mib=spec.memory_mib,
+                compute_milli_before=job.spec.compute_milli,
+                memory_mib_before=job.spec.memory_mib,
+                actor=_actor(asked),
+                reason=wish.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
         )
 
     def _no_such_job(self, job_id: JobId) -> Refused:
@@ -358,12 +533,12 @@ class _Round:
             field="job_id",
             expected="a job that has not ended",
             found=f"{job_id}: {end}",
-            hint="There is nothing left to cancel.",
+            hint="It has ended, and nothing about it can be changed.",
         )
 
     def _answer_queue(self, asked: Asked, wish: ev.QueueUpsertRequested) -> bool:
         """True where a queue has changed."""
-        refused = self._expired(asked) or _dry_run(wish.dry_run)
+        refused = self._expired(asked)
         if not ev.is_operator(asked.tenant):
             refused = Refused(
                 code=Refusal.NOT_PERMITTED,
@@ -484,8 +659,8 @@ def _beyond_limits(spec: ev.JobSpec, queue: QueueView) -> Refused | None:
     return None
 
 
-def _dry_run(is_asked: bool) -> Refused | None:
-    return Refused(code=Refusal.NOT_SUPPORTED, field="dry_run", expected="false", found="true") if is_asked else None
+def _not_in_state(job: Seen, expected: str, found: str) -> Refused:
+    return Refused(code=Refusal.JOB_STATE, field="job_id", expected=expected, found=f"{job.job_id}, {found}")
 
 
 def _actor(asked: Asked) -> str:

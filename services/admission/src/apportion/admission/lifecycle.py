@@ -6,9 +6,10 @@
     running ─ every run ended well, and released ───► JobSucceeded
         │ ─── a run ended otherwise while others live ► JobStopping(GangBroken)
         │ ─── deadline, time limit ─────────────────► JobStopping(Deadline, TimeLimit)
+        │ ─── it has another size than its runs ────► JobStopping(Resized)
     running, stopping ─ every run released or lost ─► JobCancelled | JobExpired | JobRequeued | JobFailed
 
-Looks at one job at a time, and answers no wishes: a cancellation comes in as JobStopping.
+Looks at one job at a time, and answers no wishes: a cancellation or preemption comes in as JobStopping.
 """
 
 from typing import Final
@@ -59,7 +60,8 @@ def is_due_now(job: JobView) -> bool:
     """True where the job's runs alone call for a fact, whatever the time."""
     match job.state:
         case JobState.RUNNING:
-            return is_settled(job) or (any(_failed(run) for run in job.current_runs()) and has_live_runs(job))
+            is_broken = job.resize is not None or any(_failed(run) for run in job.current_runs())
+            return is_settled(job) or (is_broken and has_live_runs(job))
         case JobState.STOPPING:
             return is_settled(job)
         case JobState.QUEUED | JobState.ENDED:
@@ -114,6 +116,15 @@ def next_fact(job: JobView, now: int, requested_at: int) -> ev.Fact | None:
                 ran_s = (now - job.first_started_at) // 1_000_000_000
                 reason = f"ran for {ran_s} s, its limit is {job.spec.time_limit_s} s"
                 return _stopping(job, StopCause.TIME_LIMIT, reason, job.last_event)
+            if (resize := job.resize) is not None:
+                return ev.JobStopping(
+                    job_id=job.job_id,
+                    attempt=job.attempt,
+                    cause=StopCause.RESIZED,
+                    actor=resize.actor,
+                    reason=resize.reason,
+                    caused_by=job.last_event,
+                )
             return None
         case JobState.STOPPING:
             return _settled(job, now, requested_at) if is_settled(job) else None
@@ -145,7 +156,7 @@ def _settled(job: JobView, now: int, requested_at: int) -> ev.Fact:
         return _expired(job)  # whatever it did after its deadline came too late
     if decider is None:
         return _succeeded(job, requested_at)
-    if job.stop is StopCause.CANCELLED:
+    if job.stop is StopCause.CANCELLED or not job.stop_requeue:
         return ev.JobCancelled(
             job_id=job.job_id, actor=job.stop_actor, reason=job.stop_reason, caused_by=decider.last_event
         )

@@ -55,6 +55,7 @@ _NEXT_STEP: Final[Mapping[Refusal, str]] = {
     Refusal.FIELD_CONFLICT: "Keep one of the fields and send the request as a new event.",
     Refusal.NOT_SUPPORTED: "This version can't honour the field yet: leave it out.",
     Refusal.EXPIRED: "It was not looked at in time; send it again with a later expiry if it is still wanted.",
+    Refusal.JOB_STATE: "Look at the job, with `apportion show`, and ask again if it is still wanted.",
     Refusal.IDEMPOTENCY_CONFLICT: "Send a changed request under a new event id and a new idempotency key.",
 }
 

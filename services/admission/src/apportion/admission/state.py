@@ -34,6 +34,17 @@ _MONITORS: Final = frozenset(kind.__name__ for kind in ev.WISHES if kind.ANSWERE
 Terminal = ev.JobSucceeded | ev.JobFailed | ev.JobCancelled | ev.JobExpired
 
 
+class Identity(Struct, frozen=True, array_like=True):
+    """What is kept of every job request: enough to know a repeat."""
+
+    recorded_at: int
+    digest: str
+    by_event: bytes
+    """Fingerprint of (tenant, source, id)."""
+    by_key: bytes = b""
+    """Fingerprint of (tenant, idempotency key); empty where none was given."""
+
+
 class Asked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A wish that waits for its answer: one of ``wish`` and ``undecodable`` is set."""
 
@@ -45,19 +56,10 @@ class Asked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     subject_type: str = ""
     expires_at: int = 0
     ingress: Ingress = Ingress.BINARY
-    wish: ev.JobRequested | ev.JobCancelRequested | ev.QueueUpsertRequested | None = None
+    wish: ev.JobWish | None = None
     undecodable: Undecodable | None = None
-
-
-class Identity(Struct, frozen=True, array_like=True):
-    """What is kept of every job request: enough to know a repeat."""
-
-    recorded_at: int
-    digest: str
-    by_event: bytes
-    """Fingerprint of (tenant, source, id)."""
-    by_key: bytes = b""
-    """Fingerprint of (tenant, idempotency key); empty where none was given."""
+    identity: Identity | None = None
+    """What a job request that is only tried would be known by: it takes no identity, so none is kept of it."""
 
 
 class Repeated(Struct, frozen=True, array_like=True):
@@ -233,7 +235,7 @@ class State:
         kept.wishes_seq = entry.seq
         event = entry.event
         tenant = entry.tenant or TenantId("")
-        if isinstance(event, ev.JobRequested):
+        if isinstance(event, ev.JobRequested) and not event.dry_run:
             identity = identity_of(entry, tenant, event)
             kept.identities[entry.seq] = identity
             self._index(entry.seq, identity)
@@ -310,7 +312,7 @@ class State:
             case ev.JobDuplicate():
                 kept.repeated[event.answers] = Repeated(event.original_job_id, event.first_wish)
                 self._answered(event.answers)
-            case ev.WishRejected():
+            case ev.WishRejected() | ev.WishJudged() | ev.JobHeld() | ev.JobReleased() | ev.JobReprioritized():
                 self._answered(event.answers)
             case ev.QueueUpserted():
                 self.index_queues()
@@ -320,7 +322,7 @@ class State:
                 self.reconsider(event.job_id)
                 if isinstance(event, ev.JobCancelled):
                     self._answered(event.answers)
-            case ev.JobStopping():
+            case ev.JobStopping() | ev.JobResized():
                 self.reconsider(event.job_id)
                 self._answered(event.answers)
             case ev.JobRequeued():
@@ -361,10 +363,24 @@ def _setting(config: dict[str, int | str], name: str, default: int, least: int, 
 def _asked(entry: Entry, tenant: TenantId) -> Asked | None:
     """The wish as it waits; None where it isn't admission's to answer."""
     event = entry.event
-    wish: ev.JobRequested | ev.JobCancelRequested | ev.QueueUpsertRequested | None = None
+    wish: ev.JobWish | None = None
     undecodable: Undecodable | None = None
+    identity: Identity | None = None
     match event:
-        case ev.JobRequested() | ev.JobCancelRequested() | ev.QueueUpsertRequested():
+        case ev.JobRequested(dry_run=True):
+            wish = event
+            # As it would be without: a dry run isn't taken for another request than the one that it tries.
+            identity = identity_of(entry, tenant, msgspec.structs.replace(event, dry_run=False))
+        case (
+            ev.JobRequested()
+            | ev.JobCancelRequested()
+            | ev.JobHoldRequested()
+            | ev.JobReleaseRequested()
+            | ev.JobReprioritizeRequested()
+            | ev.JobPreemptRequested()
+            | ev.JobResizeRequested()
+            | ev.QueueUpsertRequested()
+        ):
             wish = event
         case Undecodable() if entry.subject_type not in _MONITORS:
             undecodable = event
@@ -381,6 +397,7 @@ def _asked(entry: Entry, tenant: TenantId) -> Asked | None:
         ingress=entry.ingress,
         wish=wish,
         undecodable=undecodable,
+        identity=identity,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from apportion.admission import core
 from apportion.contracts import events as ev
 from apportion.contracts.causes import RunCause
-from apportion.contracts.envelope import Entry, Stream, Undecodable
+from apportion.contracts.envelope import Basis, Entry, Stream, Undecodable
 from apportion.contracts.ids import Author, JobId, NodeId, RunId, TenantId, agent_author, run_id
 from apportion.contracts.testing import ACME, NOON, a_placement, as_fact, as_wish
 
@@ -43,11 +43,12 @@ class History:
             entry = as_wish(wish, self._wishes, tenant=tenant, **changes)
         return self.add(entry)
 
-    def fact(self, event: ev.Fact, *, at: int = NOON) -> Entry:
-        """Its author states something."""
+    def fact(self, event: ev.Fact, *, at: int = NOON, basis: int | None = None) -> Entry:
+        """Its author states something; ``basis`` is the last fact that it had folded, where it decides from facts."""
         self._facts += 1
         author = agent_author(event.node_id) if isinstance(event, _AGENTS) else Author("")
-        return self.add(as_fact(event, self._facts, author=author, at=at))
+        known = None if basis is None else Basis(facts=basis, wishes=0, decided_at=at, policy="test")
+        return self.add(as_fact(event, self._facts, author=author, at=at, basis=known))
 
     def decide(self, now: int = NOON) -> list[ev.Fact]:
         """What admission says now."""

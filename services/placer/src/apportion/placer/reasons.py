@@ -8,6 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from apportion.contracts.causes import Mode, Pending
+from apportion.contracts.events import JobHeld
 from apportion.contracts.ids import JobId
 from apportion.placer.rooms import NEVER, Demand, Out
 from apportion.placer.rounds import GANG_MAX, Block, Line, Round
@@ -142,6 +143,13 @@ def too_early(job: JobView) -> Reason:
     )
 
 
+def held_back(hold: JobHeld) -> Reason:
+    """Why a job that somebody holds waits."""
+    why = f": {hold.reason}" if hold.reason else ""
+    who = "by the pool's operator" if hold.by_operator else f"by {hold.actor}"
+    return Reason(code=Pending.HELD, hint=f"Held {who}{why}. It can be placed once it is released.")
+
+
 def changes(round_: Round) -> Iterator[tuple[JobView, Reason]]:
     """What is to be said of those who wait: first of the first in each line, then of the rest, both in order.
 
@@ -163,7 +171,8 @@ def changes(round_: Round) -> Iterator[tuple[JobView, Reason]]:
     )
     for key, number in chain(sorted(firsts), merge(rest, _early(round_))):
         if number < 0:
-            yield jobs[key[3]], too_early(jobs[key[3]])
+            job = jobs[key[3]]
+            yield job, too_early(job) if job.hold is None else held_back(job.hold)
             continue
         line = blocked[number]
         reason = known.get(line.shape)
@@ -179,11 +188,10 @@ def _code(round_: Round, line: Line) -> Pending:
 
 
 def _early(round_: Round) -> list[tuple[OrderKey, int]]:
-    """Those of which nothing was said yet and whose instant has not come."""
+    """Those of which nothing was said yet and whose instant has not come, or that somebody holds."""
     jobs = round_.state.pool.jobs
-    return sorted(
-        (order_of(jobs[job_id]), -1) for job_id in round_.state.untold if jobs[job_id].not_before_at > round_.now
-    )
+    early = [job_id for job_id in round_.state.untold if jobs[job_id].not_before_at > round_.now]
+    return sorted((order_of(jobs[job_id]), -1) for job_id in (*early, *round_.state.held))
 
 
 def _behind(round_: Round, line: Line, code: Pending, number: int) -> Iterator[tuple[OrderKey, int]]:

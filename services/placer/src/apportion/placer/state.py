@@ -99,6 +99,8 @@ class State:
     delays: dict[JobId, tuple[int, OrderKey]] = field(default_factory=dict)
     untold: set[JobId] = field(default_factory=set)
     """Those of the delayed of which nothing was said at all."""
+    held: set[JobId] = field(default_factory=set)
+    """Jobs that somebody holds and of which that was not said yet."""
     stops: set[RunId] = field(default_factory=set)
     """Live runs that must end and were not told."""
     holders: list[HolderKey] = field(default_factory=list)
@@ -167,6 +169,10 @@ def evolve(state: State, entry: Entry) -> State:
             return _configured(state, event) if entry.author == PLACER else state
         case (
             ev.JobAdmitted()
+            | ev.JobHeld()
+            | ev.JobReleased()
+            | ev.JobReprioritized()
+            | ev.JobResized()
             | ev.JobStopping()
             | ev.JobRequeued()
             | ev.JobSucceeded()
@@ -284,7 +290,13 @@ def _refresh_waiting(state: State, job_id: JobId, job: JobView | None) -> None:
     if (delay := state.delays.pop(job_id, None)) is not None:
         del state.delayed[bisect_left(state.delayed, delay)]
         state.untold.discard(job_id)
+    state.held.discard(job_id)
     if job is None or job.state is not JobState.QUEUED:
+        return
+    if job.hold is not None:
+        # It is in no group: it isn't placed, nothing is kept for it, and nobody waits behind it.
+        if job.pending is not Pending.HELD:
+            state.held.add(job_id)
         return
     key = order_of(job)
     if job.not_before_at > 0 and job.pending in _TIMED:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from apportion.contracts.causes import Pending
 from apportion.contracts.ids import JobId, QueueId
-from apportion.placer.reasons import Reason, reason_of, too_early
+from apportion.placer.reasons import Reason, held_back, reason_of, too_early
 from apportion.placer.rooms import Demand, Out, places_on, replicas_when_empty
 from apportion.placer.rounds import Block, Round
 from apportion.placer.state import Kept, S, Settings, Shape, State, demand_of_job, order_of, state_of
@@ -66,6 +66,9 @@ def why(pool: Pool, job_id: JobId, now: int, settings: Settings | None = None) -
         return Why(job_id=job_id, state=job.state, text=_settled(job))
     state = state_of(Kept(pool=pool, settings=settings or Settings()))
     waited = max(0, now - job.queued_at) // S
+    if job.hold is not None:
+        reason = held_back(job.hold)
+        return _answer(job, reason, waited, text=f"{job_id} is not placed. {reason.hint}")
     if job.not_before_at > now:
         reason = too_early(job)
         seconds = (job.not_before_at - now + S - 1) // S

@@ -1,0 +1,185 @@
+"""What a wish that is only tried would come to, in words: from the fact that would have answered it.
+
+The decision itself is `core`'s, made in earnest and thrown away; so a dry run can't say other than the wish would get.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum, unique
+
+from msgspec import Struct
+
+from apportion.admission.refusals import bounded
+from apportion.admission.state import Asked
+from apportion.contracts import events as ev
+from apportion.contracts.causes import StopCause, Verdict
+from apportion.contracts.ids import JobId, QueueId
+from apportion.pool.state import JobState, JobView, QueueView
+
+
+@unique
+class Holder(StrEnum):
+    """Who keeps a job from being placed."""
+
+    TENANT = "tenant"
+    OPERATOR = "operator"
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """A job as the wishes before this one leave it."""
+
+    job_id: JobId
+    spec: ev.JobSpec
+    state: JobState = JobState.QUEUED
+    stop: StopCause | None = None
+    held_by: Holder | None = None
+    view: JobView | None = None
+    """As it was folded; None where it was admitted by this very decision."""
+
+
+def judgement(asked: Asked, fact: ev.Fact, before: Seen | None, queues: Mapping[QueueId, QueueView]) -> ev.WishJudged:
+    """The answer to a dry run. ``fact`` would have answered the wish, and found the job as ``before`` says."""
+    if isinstance(fact, ev.JobRejected | ev.WishRejected):
+        return ev.WishJudged(
+            tenant=asked.tenant,
+            answers=asked.seq,
+            wish_id=asked.event_id,
+            wish_type=bounded(asked.subject_type),
+            verdict=Verdict.REJECTED,
+            fact=type(fact).__name__,
+            code=fact.code,
+            field=fact.field,
+            expected=fact.expected,
+            found=fact.found,
+            message=fact.message,
+            job_id=fact.job_id if isinstance(fact, ev.JobRejected) else None,
+            caused_by=asked.event_id,
+        )
+    job_id: JobId | None = None
+    spec: ev.JobSpec | None = None
+    sized: ev.Sized | None = None
+    match fact:
+        case ev.JobAdmitted():
+            # A job without a name is named after its wish, and this wish makes none.
+            is_named = isinstance(asked.wish, ev.JobRequested) and asked.wish.job_id is not None
+            job_id = fact.job_id if is_named else None
+            spec, sized = fact.spec, fact.sized
+        case ev.JobDuplicate():
+            job_id = fact.original_job_id
+        case _:
+            job_id = getattr(fact, "job_id", None)
+    return ev.WishJudged(
+        tenant=asked.tenant,
+        answers=asked.seq,
+        wish_id=asked.event_id,
+        wish_type=bounded(asked.subject_type),
+        verdict=Verdict.ACCEPTED,
+        fact=type(fact).__name__,
+        would=tuple(_sentences(fact, before, queues)),
+        job_id=job_id,
+        spec=spec,
+        sized=sized,
+        caused_by=asked.event_id,
+    )
+
+
+def _sentences(fact: ev.Fact, before: Seen | None, queues: Mapping[QueueId, QueueView]) -> Iterator[str]:
+    """What would follow."""
+    match fact:
+        case ev.JobAdmitted():
+            yield f"It is admitted to queue {fact.spec.queue}, and waits for {_share(fact.spec)}."
+            yield from _limits(queues.get(fact.spec.queue))
+        case ev.JobDuplicate():
+            yield f"Nothing new: it repeats wish {fact.first_wish}, which made {fact.original_job_id}."
+        case ev.QueueUpserted():
+            yield from _queue(fact, queues.get(fact.queue))
+        case ev.JobCancelled():
+            yield "It ends at once: nothing of it runs."
+        case ev.JobStopping():
+            yield f"{_runs(before)} told to stop, within a grace of {_grace(before)} s."
+            if fact.cause is StopCause.CANCELLED or not fact.requeue:
+                yield "Then the job ends as cancelled."
+            else:
+                yield "Then the job waits for slices again; no retry is spent."
+                if before is not None and before.held_by is not None:
+                    yield "It is held, so it isn't placed until it is released."
+        case ev.JobHeld() if _is_queued(before):
+            yield "It isn't placed until it is released."
+        case ev.JobHeld():
+            yield "Its runs go on; once it waits again, it isn't placed until it is released."
+        case ev.JobReleased() if _is_queued(before):
+            yield "It may be placed again."
+        case ev.JobReleased():
+            yield "Its runs go on; once it waits again, it may be placed."
+        case ev.JobReprioritized():
+            yield f"Its priority goes from {fact.before} to {fact.priority}."
+            if not _is_queued(before):
+                yield "Its runs go on; it waits with the new one once it waits again."
+        case ev.JobResized():
+            yield from _resized(fact, before)
+        case _:
+            return
+
+
+def _resized(fact: ev.JobResized, before: Seen | None) -> Iterator[str]:
+    if (fact.compute_milli, fact.memory_mib) == (fact.compute_milli_before, fact.memory_mib_before):
+        yield "It has that size already: nothing changes."
+        return
+    old = _amount(fact.compute_milli_before, fact.memory_mib_before)
+    yield f"Its share of each device goes from {old} to {_amount(fact.compute_milli, fact.memory_mib)}."
+    if not _is_queued(before):
+        yield f"{_runs(before)} told to stop, within a grace of {_grace(before)} s."
+        yield "Then the job waits for slices of the new size; no retry is spent."
+
+
+def _queue(fact: ev.QueueUpserted, queue: QueueView | None) -> Iterator[str]:
+    if queue is None:
+        yield f"Queue {fact.queue} is new, for {', '.join(fact.tenants)}."
+        return
+    changes = []
+    if fact.tenants != queue.tenants:
+        changes.append(f"Its tenants go from {', '.join(queue.tenants)} to {', '.join(fact.tenants)}.")
+    for name in ("limit_compute_milli", "limit_memory_mib", "limit_jobs"):
+        old, new = getattr(queue, name), getattr(fact, name)
+        if old != new:
+            changes.append(f"Its {name} goes from {_limit(old)} to {_limit(new)}.")
+    yield from changes or ["It is so already: nothing changes."]
+
+
+def _limit(limit: int | None) -> str:
+    return "none" if limit is None else str(limit)
+
+
+def _limits(queue: QueueView | None) -> Iterator[str]:
+    """How full the queue is, where it has limits."""
+    if queue is None:
+        return
+    for used, limit, unit in (
+        (queue.used_compute_milli, queue.limit_compute_milli, "milli-GPU"),
+        (queue.used_memory_mib, queue.limit_memory_mib, "MiB of device memory"),
+    ):
+        if limit is not None:
+            yield f"Runs of the queue hold {used} of {limit} {unit} now."
+
+
+def _is_queued(job: Seen | None) -> bool:
+    return job is None or job.state is JobState.QUEUED
+
+
+def _runs(job: Seen | None) -> str:
+    live = 0 if job is None or job.view is None else sum(1 for run in job.view.current_runs() if run.holds)
+    return "1 run is" if live == 1 else f"{live} runs are"
+
+
+def _grace(job: Seen | None) -> int:
+    return 0 if job is None else job.spec.grace_s
+
+
+def _share(spec: ev.JobSpec) -> str:
+    what = "no device" if not spec.devices else _amount(spec.compute_milli, spec.memory_mib)
+    if spec.devices:
+        what += " of a device" if spec.devices == 1 else f" of each of {spec.devices} devices on one node"
+    return f"{spec.replicas} replicas at once, each with {what}" if spec.replicas > 1 else what
+
+
+def _amount(compute_milli: int, memory_mib: int) -> str:
+    return f"{compute_milli} milli-GPU and {f'{memory_mib} MiB' if memory_mib else 'all memory'}"
