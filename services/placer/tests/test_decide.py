@@ -544,3 +544,125 @@ def test_what_another_author_configures_is_not_believed() -> None:
     state = core.evolve(core.initial(), as_fact(lease, 1, author=ADMISSION))
     assert state.settings.reserve_after_s == 30
     assert core.evolve(state, as_fact(lease, 2, author=PLACER)).settings.reserve_after_s == 1
+
+
+def _hold(name: str = "train-7", **changes: Any) -> ev.JobHeld:
+    base = ev.JobHeld(job_id=JobId(f"acme/{name}"), actor="tenant:acme", reason="data is late", answers=1)
+    return msgspec.structs.replace(base, **changes)
+
+
+def test_a_held_job_is_not_placed_and_says_so_once() -> None:
+    """The reason is a fact with who and why in it, and jobs behind it pass."""
+    state = told(a_queue(), a_node(), a_job(), _hold(), a_job("next"))
+    assert settled(state) == [
+        a_placement(
+            "acme/next",
+            caused_by="fact-5",
+            candidates=core.decide(told(a_queue(), a_node(), a_job("next")), NOON)[0].candidates,  # type: ignore[attr-defined]
+        ),
+        ev.JobPendingReasonChanged(
+            caused_by="fact-3",
+            job_id=JobId("acme/train-7"),
+            code=Pending.HELD,
+            since_at=NOON,
+            hint="Held by tenant:acme: data is late. It can be placed once it is released.",
+        ),
+    ]
+
+
+def test_a_released_job_is_placed_where_it_stood() -> None:
+    """It keeps its age: a hold is no penalty."""
+    state = told(a_queue(), a_node(devices=1), a_job("first", compute_milli=1000, memory_mib=WHOLE), _hold("first"))
+    settled(state)
+    also_told(state, a_job("second", compute_milli=1000, memory_mib=WHOLE))
+    also_told(state, ev.JobReleased(job_id=JobId("acme/first"), actor="tenant:acme", answers=2))
+    assert placements(settled(state)) == [("acme/first/0/1", "node-1", "GPU-node-1-0")]
+
+
+def test_nothing_is_kept_for_a_held_job() -> None:
+    """Else a hold would idle what others wait for."""
+    big = a_job("big", compute_milli=1000, memory_mib=WHOLE)
+    state = told(a_queue(), a_node(devices=1), a_job("x"), a_placement("acme/x", compute_milli=500), big, _hold("big"))
+    also_told(state, a_job("small", compute_milli=100, memory_mib=1))
+    assert placements(settled(state, NOON + 3600 * S)) == [("acme/small/0/1", "node-1", "GPU-node-1-0")]
+
+
+def test_what_runs_of_a_held_job_runs_on_and_waits_once_it_was_requeued() -> None:
+    """A hold outlasts an attempt; with a preemption it suspends a job."""
+    state = told(a_queue(), a_node(), a_job(), a_placement(), _hold(by_operator=True, reason=""))
+    assert settled(state) == []
+    run = RunId("acme/train-7/0/1")
+    also_told(
+        state,
+        ev.JobStopping(
+            job_id=JobId("acme/train-7"), attempt=1, cause=StopCause.PREEMPTED, actor="operator", reason="urgent"
+        ),
+    )
+    assert settled(state) == [
+        ev.RunStopOrdered(
+            caused_by="fact-6",
+            run_id=run,
+            node_id=NodeId("node-1"),
+            cause=StopCause.PREEMPTED,
+            grace_s=10,
+            actor="operator",
+            reason="urgent",
+        )
+    ]
+    also_told(
+        state,
+        ev.RunFinished(run_id=run, node_id=NodeId("node-1"), cause=RunCause.PREEMPTED, finished_at=NOON),
+        ev.RunReleased(run_id=run, node_id=NodeId("node-1"), released_at=NOON),
+        ev.JobRequeued(job_id=JobId("acme/train-7"), attempt=2, cause=RunCause.PREEMPTED),
+    )
+    assert reasons(settled(state)) == {"acme/train-7": Pending.HELD}
+
+
+def test_another_priority_moves_a_job_to_another_place_in_the_order() -> None:
+    """Whether it was told why it waits or not."""
+    whole: dict[str, Any] = {"compute_milli": 1000, "memory_mib": WHOLE}
+    state = told(a_queue(), a_node(devices=1), a_job("x"), a_placement("acme/x", **whole))
+    also_told(state, a_job("a", **whole), a_job("b", **whole))
+    settled(state)
+    also_told(
+        state,
+        ev.JobReprioritized(job_id=JobId("acme/b"), before=500, priority=501, actor="operator", answers=1),
+        ev.RunReleased(run_id=RunId("acme/x/0/1"), node_id=NodeId("node-1"), released_at=NOON),
+    )
+    assert placements(settled(state)) == [("acme/b/0/1", "node-1", "GPU-node-1-0")]
+
+
+def test_a_resized_job_is_placed_with_its_new_size() -> None:
+    """What did not fit may fit, and what was said of its wait was about another size."""
+    whole: dict[str, Any] = {"compute_milli": 1000, "memory_mib": WHOLE}
+    state = told(a_queue(), a_node(devices=1), a_job("x"), a_placement("acme/x"), a_job("a", **whole))
+    (waits,) = settled(state)
+    assert isinstance(waits, ev.JobPendingReasonChanged)
+    assert waits.requested == {"devices": 1, "compute_milli": 1000, "memory_mib": WHOLE}
+    resize = ev.JobResized(
+        job_id=JobId("acme/a"),
+        compute_milli=800,
+        memory_mib=WHOLE,
+        compute_milli_before=1000,
+        memory_mib_before=WHOLE,
+        actor="tenant:acme",
+        answers=1,
+    )
+    also_told(state, resize)
+    (waits,) = settled(state)
+    assert isinstance(waits, ev.JobPendingReasonChanged)
+    assert waits.requested == {"devices": 1, "compute_milli": 800, "memory_mib": WHOLE}
+    also_told(state, msgspec.structs.replace(resize, compute_milli=700, memory_mib=HALF, answers=2))
+    (placed,) = settled(state)
+    assert isinstance(placed, ev.RunPlaced)
+    assert [(piece.compute_milli, piece.memory_mib) for piece in placed.slices] == [(700, HALF)]
+    assert placed.caused_by == "fact-9"
+
+
+def test_a_state_with_held_and_changed_jobs_outlives_a_restart() -> None:
+    """Indexes built anew say what those kept up to date said."""
+    state = told(a_queue(), a_node(), a_job("a"), a_job("b"), _hold("a"))
+    also_told(state, ev.JobReprioritized(job_id=JobId("acme/b"), before=500, priority=1, actor="operator", answers=1))
+    restored = core.restore(core.snapshot(state))
+    assert core.decide(restored, NOON) == core.decide(state, NOON)
+    assert core.snapshot(restored) == core.snapshot(state)

@@ -64,6 +64,7 @@ class World:
         self.runs: dict[RunId, ev.RunPlaced] = {}
         """Runs that hold something."""
         self.live: dict[RunId, str] = {}
+        self.held: set[JobId] = set()
         self.stopping: set[JobId] = set()
         self.ordered: set[RunId] = set()
         if config is not None:
@@ -92,8 +93,10 @@ class World:
             self.node_changes(dice)
         elif what < 76:
             self.limit(dice)
-        elif what < 80:
+        elif what < 79:
             self.now += (dice % 40) * S
+        elif what < 86:
+            self.job_changes(dice)
         else:
             self.decide()
 
@@ -203,6 +206,48 @@ class World:
             del self.queued[job_id]
             self.tell(ev.JobCancelled(job_id=job_id, actor="user:eva"))
 
+    def job_changes(self, dice: int) -> None:
+        """Somebody holds, releases, reprioritises or resizes a job that waits or runs."""
+        jobs = sorted({*self.queued, *(run.job_id for run in self.runs.values())})
+        if not jobs:
+            return
+        job_id = jobs[dice % len(jobs)]
+        admitted = self.specs[job_id]
+        spec = admitted.spec
+        match (dice >> 4) % 6:
+            case 0 | 1 | 2 if job_id not in self.held:
+                self.held.add(job_id)
+                self.tell(ev.JobHeld(job_id=job_id, actor="user:eva", answers=1))
+            case 0 | 1 | 2 | 3:
+                self.held.discard(job_id)
+                self.tell(ev.JobReleased(job_id=job_id, actor="user:eva", answers=1))
+            case 4:
+                after = msgspec.structs.replace(spec, priority=499 + (dice >> 8) % 3)
+                self.specs[job_id] = msgspec.structs.replace(admitted, spec=after)
+                self.tell(
+                    ev.JobReprioritized(
+                        job_id=job_id, before=spec.priority, priority=after.priority, actor="user:eva", answers=1
+                    )
+                )
+            case 5 if spec.devices == 1 and spec.mode is not Mode.EXCLUSIVE:
+                after = msgspec.structs.replace(
+                    spec, compute_milli=(100, 400, 900)[(dice >> 8) % 3], memory_mib=(5_000, 30_000)[(dice >> 10) % 2]
+                )
+                self.specs[job_id] = msgspec.structs.replace(admitted, spec=after)
+                self.tell(
+                    ev.JobResized(
+                        job_id=job_id,
+                        compute_milli=after.compute_milli,
+                        memory_mib=after.memory_mib,
+                        compute_milli_before=spec.compute_milli,
+                        memory_mib_before=spec.memory_mib,
+                        actor="user:eva",
+                        answers=1,
+                    )
+                )
+            case _:
+                pass
+
     def node_changes(self, dice: int) -> None:
         if not self.nodes:
             return
@@ -286,7 +331,9 @@ class World:
             if self.must_stop(run_id):
                 assert run_id in self.ordered, "a live run that must stop was not told"
         for job_id in self.queued:
-            assert self.state.pool.jobs[job_id].pending is not Pending.PENDING_EVALUATION, "a wait without a reason"
+            pending = self.state.pool.jobs[job_id].pending
+            assert pending is not Pending.PENDING_EVALUATION, "a wait without a reason"
+            assert (pending is Pending.HELD) == (job_id in self.held), "held is what holds a held job"
         assert core.decide(self.state, self.now) == [], "a decision that is made again says nothing"
 
     def must_stop(self, run_id: RunId) -> bool:
@@ -305,6 +352,7 @@ class World:
         spec = admitted.spec
         assert placed.run_id not in self.runs
         assert self.not_before[placed.job_id] <= self.now
+        assert placed.job_id not in self.held, "a held job is not placed"
         if placed.run_id.split("/")[2] == "0":
             assert placed.run_id.endswith(f"/{self.queued.pop(placed.job_id)}")
         assert placed.candidates[0].node_id == placed.node_id
