@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Refusal
+from apportion.contracts.causes import Refusal, Verdict
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import MONITOR, OPERATOR, NodeId, RunId
 from apportion.contracts.testing import ACME, NOON, a_job, a_job_request, a_node, a_placement, as_fact, as_wish
@@ -296,7 +296,6 @@ def test_an_operators_wishes_are_answered_in_order() -> None:
     [
         (CORDON, {"tenant": ACME}, Refusal.NOT_PERMITTED, ""),
         (msgspec.structs.replace(CORDON, node_id="node-9"), {}, Refusal.NODE_NOT_FOUND, "node_id"),
-        (msgspec.structs.replace(DRAIN, dry_run=True), {}, Refusal.NOT_SUPPORTED, "dry_run"),
         (DRAIN, {"expires_at": NOON}, Refusal.EXPIRED, "expirytime"),
         (UNCORDON, {}, Refusal.NODE_STATE, "node_id"),
     ],
@@ -374,3 +373,51 @@ def test_a_snapshot_keeps_the_wishes_that_wait() -> None:
     again = core.restore(core.snapshot(pool.state))
     assert core.decide(again, NOON) == core.decide(pool.state, NOON)
     assert core.position(again) == core.position(pool.state)
+
+
+@pytest.mark.parametrize(
+    ("wish", "fact", "would", "runs"),
+    [
+        (
+            DRAIN,
+            "NodeDraining",
+            (
+                "Nothing new is placed on it.",
+                "1 run is told to stop; their jobs wait for slices elsewhere, and no retry is spent.",
+            ),
+            (RunId("acme/train-7/0/1"),),
+        ),
+        (CORDON, "NodeCordoned", ("Nothing new is placed on it; what runs there, runs on.",), ()),
+    ],
+)
+def test_a_wish_that_is_only_tried_is_answered_and_changes_nothing(
+    wish: ev.NodeWish, fact: str, would: tuple[str, ...], runs: tuple[RunId, ...]
+) -> None:
+    """An operator sees whom a drain would move before it does."""
+    pool = Pool("node-1")
+    pool.fold(a_job())
+    pool.fold(a_placement())
+    pool.wish(msgspec.structs.replace(wish, dry_run=True))
+    # Tried: so the next finds a node that is in use.
+    pool.wish(msgspec.structs.replace(UNCORDON, dry_run=True))
+    judged, refused = pool.decided()
+    assert judged == ev.NodeWishJudged(
+        tenant=OPERATOR,
+        answers=1,
+        wish_id="wish-1",
+        wish_type=type(wish).__name__,
+        verdict=Verdict.ACCEPTED,
+        fact=fact,
+        would=would,
+        node_id=NODE,
+        runs=runs,
+        caused_by="wish-1",
+    )
+    assert isinstance(refused, ev.NodeWishJudged)
+    assert (refused.verdict, refused.fact, refused.code) == (
+        Verdict.REJECTED,
+        "NodeWishRejected",
+        Refusal.NODE_STATE,
+    )
+    assert pool.state.inbox == []
+    assert pool.state.pool.nodes[NODE].state is NodeState.READY

@@ -13,16 +13,18 @@ given a full lease whenever the monitor starts, or notices that it had not been 
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Refusal
+from apportion.contracts.causes import Refusal, Verdict
 from apportion.contracts.envelope import Entry, Stream, Undecodable
-from apportion.contracts.ids import MONITOR, NodeId, TenantId, node_of_author
-from apportion.pool.state import NodeState, NodeView, Pool
+from apportion.contracts.ids import MONITOR, NodeId, RunId, TenantId, node_of_author
+from apportion.pool.state import NodeState, NodeView, Pool, RunState, run_of
 from apportion.pool.state import evolve as evolve_pool
 
 SUSPECT_MS: Final = 5_000
@@ -31,15 +33,18 @@ FLEET_MIN: Final = 3
 """From this many nodes on, half of them silent at once is doubted."""
 FACTS_MAX: Final = 900
 """At most this many facts a decision: one atomic batch; the rest follows once these came round."""
+RUNS_NAMED_MAX: Final = 100
+"""At most this many runs are named by the answer to a dry run."""
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 
 _RULES: Final = (
     "suspect after suspect_ms of silence; lost and fenced after lease_ms; frozen while silent*2 > nodes >= 3;"
     " a full lease after a start, a pause and a thaw; wishes about nodes answered in order, operators only;"
+    " a dry run judged by what would answer it;"
     " settings: suspect_ms lease_ms"
 )
-POLICY: Final = f"liveness@1#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
+POLICY: Final = f"liveness@2#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
 RULE: Final = "silence"
 """Named in NodeLost: what made the monitor say so."""
 
@@ -206,7 +211,7 @@ def evolve(state: State, entry: Entry) -> State:
             state.fenced.pop(event.node_id, None)
         case ev.ControlPlaneThawed():
             state.granted_ns = state.clock_ns or 0
-        case ev.NodeWishRejected() | ev.NodeCordoned() | ev.NodeDraining() | ev.NodeUncordoned():
+        case ev.NodeWishRejected() | ev.NodeWishJudged() | ev.NodeCordoned() | ev.NodeDraining() | ev.NodeUncordoned():
             if event.answers > state.answered:
                 state.answered = event.answers
                 state.inbox = [wish for wish in state.inbox if wish.seq > event.answers]
@@ -407,6 +412,9 @@ def _answered(state: State, now: int) -> list[ev.Fact]:
     cordons = {node_id: node.cordon for node_id, node in state.pool.nodes.items()}
     for wish in state.inbox[:FACTS_MAX]:
         answer = _answer(wish, cordons, now)
+        if wish.wish is not None and wish.wish.dry_run:
+            facts.append(_judgement(state, wish, answer, cordons))
+            continue
         facts.append(answer)
         match answer:  # the next wish is answered as if this one had been folded
             case ev.NodeCordoned():
@@ -434,10 +442,6 @@ def _answer(asked: NodeWishEntry, cordons: dict[NodeId, NodeState | None], now: 
     node_id = NodeId(event.node_id)
     if node_id not in cordons:
         return _rejected(asked, Refusal.NODE_NOT_FOUND, field="node_id", expected="a known node", found=event.node_id)
-    if event.dry_run:
-        return _rejected(
-            asked, Refusal.NOT_SUPPORTED, field="dry_run", expected="false", found="true (it would have been done)"
-        )
     actor = asked.actor or asked.tenant
     match event:
         case ev.NodeDrainRequested():
@@ -467,6 +471,61 @@ def _answer(asked: NodeWishEntry, cordons: dict[NodeId, NodeState | None], now: 
             )
 
 
+def _judgement(
+    state: State, asked: NodeWishEntry, answer: ev.Fact, cordons: dict[NodeId, NodeState | None]
+) -> ev.NodeWishJudged:
+    """The answer to a dry run, from what would have answered the wish."""
+    judged = ev.NodeWishJudged(
+        tenant=asked.tenant,
+        answers=asked.seq,
+        wish_id=asked.event_id,
+        wish_type=asked.type,
+        verdict=Verdict.ACCEPTED,
+        fact=type(answer).__name__,
+        caused_by=asked.event_id,
+    )
+    match answer:
+        case ev.NodeWishRejected():
+            return replace(
+                judged,
+                verdict=Verdict.REJECTED,
+                code=answer.code,
+                field=answer.field,
+                expected=answer.expected,
+                found=answer.found,
+                message=answer.message,
+            )
+        case ev.NodeDraining(node_id=node_id):
+            runs = tuple(sorted(_to_stop(state, node_id)))
+            count = "1 run is" if len(runs) == 1 else f"{len(runs)} runs are"
+            would = (
+                "Nothing new is placed on it.",
+                f"{count} told to stop; their jobs wait for slices elsewhere, and no retry is spent.",
+            )
+            return replace(judged, node_id=node_id, would=would, runs=runs[:RUNS_NAMED_MAX])
+        case ev.NodeCordoned(node_id=node_id):
+            said = "Nothing new is placed on it; what runs there, runs on."
+            if cordons[node_id] is NodeState.CORDONED:
+                said = "Nothing changes: it is cordoned already."
+            return replace(judged, node_id=node_id, would=(said,))
+        case ev.NodeUncordoned(node_id=node_id):
+            node = state.pool.nodes[node_id]
+            said = "It is used again."
+            if node.state in {NodeState.SUSPECTED, NodeState.FENCED}:
+                said = f"It is used again once it isn't {node.state} any more."
+            return replace(judged, node_id=node_id, would=(said,))
+        case _:
+            raise AssertionError(f"no answer to a wish about a node: {answer!r}")
+
+
+def _to_stop(state: State, node_id: NodeId) -> Iterator[RunId]:
+    """Runs on the node that a drain would stop."""
+    for run_id in state.pool.nodes[node_id].runs:
+        run = run_of(state.pool, run_id)
+        if run is not None and run.stop is None and run.state in {RunState.PLACED, RunState.STARTED}:
+            yield run_id
+
+
 def _rejected(asked: NodeWishEntry, code: Refusal, *, field: str = "", expected: str = "", found: str = "") -> ev.Fact:
     return ev.NodeWishRejected(
         tenant=asked.tenant,
@@ -486,6 +545,5 @@ _MESSAGES: Final = {
     Refusal.NOT_PERMITTED: "only operators change nodes",
     Refusal.EXPIRED: "the wish came too late to be done",
     Refusal.NODE_NOT_FOUND: "no node of this name has registered",
-    Refusal.NOT_SUPPORTED: "a wish about a node can't be tried without doing it",
     Refusal.NODE_STATE: "the node is not in a state in which this can be done",
 }

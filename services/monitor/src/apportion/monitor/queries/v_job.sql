@@ -1,4 +1,4 @@
--- One row a job that was admitted: what it asked for, when it began and ended, and how.
+-- One row a job that was admitted: what it asks for, when it began and ended, and how.
 WITH admitted AS (
     SELECT job_id, any_value(tenant) AS tenant, arg_min(body, ordinal) AS body, min(recorded_at) AS admitted_at, min(answers) AS wish_seq
     FROM v_event WHERE kind = 'JobAdmitted' GROUP BY job_id
@@ -8,6 +8,8 @@ WITH admitted AS (
     SELECT job_id, min(recorded_at) AS first_started_at FROM events WHERE type LIKE 'RunStarted.%' GROUP BY job_id
 ), requeued AS (
     SELECT job_id, count(*) AS times FROM events WHERE type LIKE 'JobRequeued.%' GROUP BY job_id
+), resized AS (
+    SELECT job_id, arg_max(body, ordinal) AS body FROM v_event WHERE kind = 'JobResized' GROUP BY job_id
 ), ended AS (
     SELECT job_id, arg_min(kind, ordinal) AS kind, arg_min(cause, ordinal) AS cause, min(recorded_at) AS ended_at, arg_min(body, ordinal) AS body, count(*) AS times
     FROM v_event WHERE kind IN ('JobSucceeded', 'JobFailed', 'JobCancelled', 'JobExpired') GROUP BY job_id
@@ -19,8 +21,8 @@ SELECT
     coalesce(admitted.body ->> '$.spec.service_class', 'batch') AS service_class,
     coalesce(CAST(admitted.body -> '$.spec.replicas' AS BIGINT), 1) AS replicas,
     coalesce(CAST(admitted.body -> '$.spec.devices' AS BIGINT), 1) AS devices,
-    coalesce(CAST(admitted.body -> '$.spec.compute_milli' AS BIGINT), 1000) AS compute_milli,
-    coalesce(CAST(admitted.body -> '$.spec.memory_mib' AS BIGINT), 0) AS memory_mib,
+    coalesce(CAST(resized.body -> '$.compute_milli' AS BIGINT), CAST(admitted.body -> '$.spec.compute_milli' AS BIGINT), 1000) AS compute_milli,
+    coalesce(CAST(resized.body -> '$.memory_mib' AS BIGINT), CAST(admitted.body -> '$.spec.memory_mib' AS BIGINT), 0) AS memory_mib,
     make_timestamp_ns(wished.requested_at) AS requested,
     make_timestamp_ns(admitted.admitted_at) AS admitted,
     make_timestamp_ns(ran.first_started_at) AS first_started,
@@ -39,4 +41,5 @@ FROM admitted
 LEFT JOIN wished ON wished.stream_seq = admitted.wish_seq
 LEFT JOIN ran USING (job_id)
 LEFT JOIN requeued USING (job_id)
+LEFT JOIN resized USING (job_id)
 LEFT JOIN ended USING (job_id)
