@@ -16,7 +16,7 @@ T = TypeVar("T")
 _CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _SECTIONS: Final = (
     ("Run a pool", ("up", "demo", "doctor")),
-    ("Ask for work", ("submit", "cancel", "size")),
+    ("Ask for work", ("submit", "cancel", "hold", "release", "reprioritize", "preempt", "resize", "size")),
     ("Look", ("jobs", "show", "why", "nodes", "events", "logs")),
     ("Care for nodes", ("cordon", "drain", "uncordon")),
     ("Prove it", ("sql", "log", "replay")),
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
 def outcome(arguments: list[str] | None = None) -> int:
     """Run the command; the code it ends with."""
     # Here, since they import us: each adds its commands to the group.
-    from apportion.cli import job_commands, log_commands, pool_commands  # noqa: F401
+    from apportion.cli import job_commands, log_commands, pool_commands, wish_commands  # noqa: F401
 
     try:
         code = cli.main(args=arguments, prog_name="apportion", standalone_mode=False)

@@ -1,4 +1,4 @@
-"""Commands about jobs and nodes: ask for them, stop them, and hear why they are as they are."""
+"""Commands about jobs and nodes: ask for a job, list them, and hear why they are as they are."""
 
 import json
 import sys
@@ -79,6 +79,8 @@ def submit(
     _print_answer(answer, output)
     if answer["outcome"] == "refused":
         return Exit.REFUSED
+    if answer["outcome"] == "dry run":
+        return Exit.OK
     if wait != "admitted" and answer["reached"] != wait and answer["outcome"] not in {"succeeded", "failed"}:
         say(
             f"apportion: {answer['job_id']} is {answer['outcome']}, not {wait}, after {timeout:g} s;"
@@ -159,7 +161,7 @@ async def _submit(
                 code=Exit.NOT_PLACED,
                 hint="It will be answered once admission runs: `apportion doctor`.",
             )
-        if answer["outcome"] == "refused" or wait == "admitted":
+        if answer["outcome"] in {"refused", "dry run"} or wait == "admitted":
             return answer
         job = JobId(str(answer["job_id"]))
         started: set[str] = set()
@@ -173,14 +175,25 @@ async def _submit(
 
 
 def _answered(entry: "Entry") -> dict[str, Any]:
+    import msgspec
+
     from apportion.contracts import events as ev
+    from apportion.contracts.causes import Verdict
 
     match entry.event:
         case ev.JobAdmitted(job_id=job, spec=spec):
             return {"outcome": "admitted", "reached": "admitted", "job_id": job, "replicas": spec.replicas}
         case ev.JobDuplicate(original_job_id=job, first_wish=first):
             return {"outcome": "duplicate", "reached": "admitted", "job_id": job, "first_wish": first, "replicas": 1}
-        case ev.JobRejected() as no:
+        case ev.WishJudged(verdict=Verdict.ACCEPTED) as judged:
+            return {
+                "outcome": "dry run",
+                "job_id": judged.job_id,
+                "fact": judged.fact,
+                "would": list(judged.would),
+                "spec": msgspec.to_builtins(judged.spec),
+            }
+        case ev.JobRejected() | ev.WishJudged() as no:
             return {
                 "outcome": "refused",
                 "job_id": no.job_id,
@@ -242,6 +255,10 @@ def _print_answer(answer: dict[str, Any], output: str) -> None:
             where = f" at {answer['field']}" if answer.get("field") else ""
             numbers = f": expected {answer['expected']}, found {answer['found']}" if answer.get("expected") else ""
             return printable(f"refused: {answer['code']}{where}{numbers}")
+        if answer["outcome"] == "dry run":
+            name = f" {answer['job_id']}" if answer["job_id"] else ""
+            lines = (f"dry run: would be answered {answer['fact']}{name}", *answer["would"])
+            return printable(lines[0]) + "".join(f"\n  {printable(line)}" for line in lines[1:])
         took = f" (answered in {answer['answered_ms']} ms)" if "answered_ms" in answer else ""
         more = "".join(
             f", {name} {answer[name]}"
@@ -251,80 +268,6 @@ def _print_answer(answer: dict[str, Any], output: str) -> None:
         return f"{answer['job_id']} {answer['outcome']}{more}{took}"
 
     print_object(answer, kind="submission", output=output, text=text)
-
-
-@cli.command()
-@click.argument("job")
-@click.option("--reason", default="", help="Why; kept in the log.")
-@output_option
-@pool_options
-def cancel(*, job: str, reason: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> int:
-    """Ask that JOB (<tenant>/<name>) ends."""
-    from apportion.contracts import events as ev
-    from apportion.contracts.ids import OPERATOR
-
-    place = place_of(data_dir, pool, bus_url)
-    name = job if "/" in job else f"{place.settings.tenant}/{job}"
-    return run(_wish(place, ev.JobCancelRequested(job_id=name, reason=reason), tenant=OPERATOR, output=output))
-
-
-def _node_command(name: str, help_text: str) -> None:
-    @cli.command(name, help=help_text)
-    @click.argument("node")
-    @click.option("--reason", required=True, help="Why; kept in the log.")
-    @output_option
-    @pool_options
-    def command(
-        *, node: str, reason: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
-    ) -> int:
-        from apportion.contracts import events as ev
-        from apportion.contracts.ids import OPERATOR
-
-        kinds = {"drain": ev.NodeDrainRequested, "cordon": ev.NodeCordonRequested, "uncordon": ev.NodeUncordonRequested}
-        place = place_of(data_dir, pool, bus_url)
-        return run(_wish(place, kinds[name](node_id=node, reason=reason), tenant=OPERATOR, output=output))
-
-
-_node_command("drain", "Ask that NODE takes no more and its runs move elsewhere.")
-_node_command("cordon", "Ask that NODE takes no more; what runs, runs on.")
-_node_command("uncordon", "Ask that NODE is used again.")
-
-
-async def _wish(place: "Place", event: Any, *, tenant: Any, output: str) -> int:
-    """Publish a wish, wait for its answer, print it; the command's code."""
-    import msgspec
-
-    from apportion.cli.client import ANSWER_S, SOURCE, actor, bus_of, entries, fresh_id, publish
-    from apportion.contracts.codec import Message, encode_wish
-    from apportion.contracts.envelope import Stream
-    from apportion.contracts.ids import PoolId
-
-    like = encode_wish(PoolId(place.pool), event, tenant=tenant, event_id=fresh_id(), source=SOURCE)
-    message = Message(subject=like.subject, headers={**like.headers, "ce-actor": actor()}, body=like.body)
-    async with bus_of(place) as bus:
-        position = (await bus.position(Stream.FACTS)).last_seq
-        wish = await publish(bus, message)
-        async for _, entry in entries(bus, Stream.FACTS, after=position, until=time.monotonic() + ANSWER_S):
-            if getattr(entry.event, "answers", None) != wish:
-                continue
-            answer = msgspec.to_builtins(entry.event)
-            refused = type(entry.event).__name__.endswith("Rejected")
-
-            def text(answer: dict[str, Any] = answer, refused: bool = refused) -> str:
-                if refused:
-                    said = f"expected {answer.get('expected', '')}, found {answer.get('found', '')}"
-                    return printable(f"refused: {answer['code']}") + f"\n  {printable(answer.get('message') or said)}"
-                return printable(f"{answer['type'].partition('.')[0]} {answer.get('job_id') or answer.get('node_id')}")
-
-            print_object(answer, kind="answer", output=output, text=text)
-            if not refused:
-                return Exit.OK
-            return Exit.NOT_FOUND if str(answer["code"]).endswith("NotFound") else Exit.REFUSED
-    raise CommandFailed(
-        f"the wish is stored (number {wish}), and nobody answered within {ANSWER_S:g} s",
-        code=Exit.NOT_PLACED,
-        hint="It will be answered once the service runs: `apportion doctor`.",
-    )
 
 
 # Lists and answers --------------------------------------------------------------------------------------------------

@@ -1,0 +1,196 @@
+"""Commands that ask something of a job or a node that there is. Each publishes one wish and prints its one answer.
+
+They ask in the operator's name, as who runs this command has the bus; the log keeps who that was, and why.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from apportion.cli.app import cli, place_of, pool_options, run
+from apportion.cli.exits import CommandFailed, Exit
+from apportion.cli.output import output_option, print_object, printable
+
+if TYPE_CHECKING:
+    from apportion.cli.places import Place
+
+
+def _wish_options(*, is_reason_required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds what every wish has: its reason, whether it is only tried, and the options of output and pool."""
+
+    def added(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (
+            pool_options,
+            output_option,
+            click.option("--dry-run", is_flag=True, help="Ask what would follow, and change nothing."),
+            click.option(
+                "--reason",
+                required=is_reason_required,
+                default=None if is_reason_required else "",
+                help="Why; kept in the log.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return added
+
+
+def _ask_job(kind: str, job: str, options: dict[str, Any], **fields: Any) -> int:
+    """Ask something of a job; ``options`` are those of every wish."""
+    from apportion.contracts import events as ev
+
+    place = _place(options)
+    name = job if "/" in job else f"{place.settings.tenant}/{job}"
+    return _ask(place, getattr(ev, kind), options, job_id=name, **fields)
+
+
+def _ask_node(kind: str, node: str, options: dict[str, Any]) -> int:
+    from apportion.contracts import events as ev
+
+    return _ask(_place(options), getattr(ev, kind), options, node_id=node)
+
+
+def _place(options: dict[str, Any]) -> "Place":
+    return place_of(options["data_dir"], options["pool"], options["bus_url"])
+
+
+def _ask(place: "Place", kind: Any, options: dict[str, Any], **fields: Any) -> int:
+    import msgspec
+
+    given = {**fields, "reason": options["reason"], "dry_run": options["dry_run"]}
+    try:
+        wish = msgspec.convert(given, kind)
+    except msgspec.ValidationError as err:
+        raise CommandFailed(f"{kind.__name__}: {err}", code=Exit.USAGE) from err
+    return run(_wish(place, wish, output=options["output"]))
+
+
+@cli.command()
+@click.argument("job")
+@_wish_options(is_reason_required=False)
+def cancel(*, job: str, **options: Any) -> int:
+    """Ask that JOB (<tenant>/<name>) ends."""
+    return _ask_job("JobCancelRequested", job, options)
+
+
+@cli.command()
+@click.argument("job")
+@_wish_options(is_reason_required=False)
+def hold(*, job: str, **options: Any) -> int:
+    """Ask that JOB isn't placed until it is released; what of it runs, runs on."""
+    return _ask_job("JobHoldRequested", job, options)
+
+
+@cli.command()
+@click.argument("job")
+@_wish_options(is_reason_required=False)
+def release(*, job: str, **options: Any) -> int:
+    """Ask that JOB, which is held, may be placed again."""
+    return _ask_job("JobReleaseRequested", job, options)
+
+
+@cli.command()
+@click.argument("job")
+@click.argument("priority", type=click.IntRange(0, 1000))
+@_wish_options(is_reason_required=False)
+def reprioritize(*, job: str, priority: int, **options: Any) -> int:
+    """Ask that JOB waits with PRIORITY, 0 to 1000, higher first."""
+    return _ask_job("JobReprioritizeRequested", job, options, priority=priority)
+
+
+@cli.command()
+@click.argument("job")
+@click.option(
+    "--requeue/--no-requeue", default=True, show_default=True, help="Whether it waits for slices again, or ends."
+)
+@_wish_options(is_reason_required=True)
+def preempt(*, job: str, requeue: bool, **options: Any) -> int:
+    """Ask that JOB, which runs, gives its slices back."""
+    return _ask_job("JobPreemptRequested", job, options, requeue=requeue)
+
+
+@cli.command()
+@click.argument("job")
+@click.option("--gpu-milli", type=click.IntRange(1, 1000), help="Thousandths of each device.")
+@click.option("--gpu-memory-mib", type=click.IntRange(1), help="MiB of each device.")
+@_wish_options(is_reason_required=False)
+def resize(*, job: str, gpu_milli: int | None, gpu_memory_mib: int | None, **options: Any) -> int:
+    """Ask that JOB has another share of its devices; if it runs, it is stopped and starts again."""
+    return _ask_job("JobResizeRequested", job, options, gpu_milli=gpu_milli, gpu_memory_mib=gpu_memory_mib)
+
+
+@cli.command()
+@click.argument("node")
+@_wish_options(is_reason_required=True)
+def drain(*, node: str, **options: Any) -> int:
+    """Ask that NODE takes no more and its runs move elsewhere."""
+    return _ask_node("NodeDrainRequested", node, options)
+
+
+@cli.command()
+@click.argument("node")
+@_wish_options(is_reason_required=True)
+def cordon(*, node: str, **options: Any) -> int:
+    """Ask that NODE takes no more; what runs, runs on."""
+    return _ask_node("NodeCordonRequested", node, options)
+
+
+@cli.command()
+@click.argument("node")
+@_wish_options(is_reason_required=True)
+def uncordon(*, node: str, **options: Any) -> int:
+    """Ask that NODE is used again."""
+    return _ask_node("NodeUncordonRequested", node, options)
+
+
+async def _wish(place: "Place", wish: Any, *, output: str) -> int:
+    """Publish a wish, wait for its answer, print it; the command's code."""
+    import msgspec
+
+    from apportion.cli.client import ANSWER_S, SOURCE, actor, bus_of, entries, fresh_id, publish
+    from apportion.contracts.codec import Message, encode_wish
+    from apportion.contracts.envelope import Stream
+    from apportion.contracts.ids import OPERATOR, PoolId
+
+    like = encode_wish(PoolId(place.pool), wish, tenant=OPERATOR, event_id=fresh_id(), source=SOURCE)
+    message = Message(subject=like.subject, headers={**like.headers, "ce-actor": actor()}, body=like.body)
+    async with bus_of(place) as bus:
+        position = (await bus.position(Stream.FACTS)).last_seq
+        seq = await publish(bus, message)
+        async for _, entry in entries(bus, Stream.FACTS, after=position, until=time.monotonic() + ANSWER_S):
+            if getattr(entry.event, "answers", None) != seq:
+                continue
+            answer = msgspec.to_builtins(entry.event)
+            print_object(answer, kind="answer", output=output, text=partial(answer_text, answer))
+            return code_of_answer(answer)
+    raise CommandFailed(
+        f"the wish is stored (number {seq}), and nobody answered within {ANSWER_S:g} s",
+        code=Exit.NOT_PLACED,
+        hint="It will be answered once the service runs: `apportion doctor`.",
+    )
+
+
+def answer_text(answer: dict[str, Any]) -> str:
+    """The fact that answers a wish, for people."""
+    name = answer["type"].partition(".")[0]
+    about = answer.get("job_id") or answer.get("node_id") or ""
+    if answer.get("code"):
+        said = f"expected {answer.get('expected', '')}, found {answer.get('found', '')}"
+        head = "dry run: would be refused" if "verdict" in answer else "refused"
+        return printable(f"{head}: {answer['code']}") + f"\n  {printable(answer.get('message') or said)}"
+    if "verdict" in answer:
+        lines = [f"dry run: would be answered {answer['fact']} {about}".rstrip(), *answer.get("would", ())]
+        return "\n  ".join(printable(line) for line in lines)
+    return printable(f"{name} {about}")
+
+
+def code_of_answer(answer: dict[str, Any]) -> int:
+    """The command's code for the fact that answers its wish, a dry run's included."""
+    code = answer.get("code")
+    if not code:
+        return Exit.OK
+    return Exit.NOT_FOUND if str(code).endswith("NotFound") else Exit.REFUSED
