@@ -915,6 +915,7 @@ def workloads() -> Iterator[dict[str, Any]]:
     yield case("no command", at("workload.command", []), rejected("FieldMissing", "workload.command"))
     yield case("no workload", request(workload=...), rejected("FieldMissing", "workload"))
     yield case("no queue", request(queue=...), rejected("FieldMissing", "queue"))
+    yield case("a dry run is answered, and makes no job", request(dry_run=True), DONE)
     yield case("an empty object", {}, rejected("FieldMissing", "queue"))
     yield case("an empty program", at("workload.command", ["", "a"]), rejected(FIELD_INVALID, "workload.command[0]"))
     yield case("a command line", at("workload.command", "/bin/true"), rejected(FIELD_INVALID, "workload.command"))
@@ -1031,7 +1032,6 @@ def resources() -> Iterator[dict[str, Any]]:
         ("data.inputs", ["s3://bucket/x"], "data.inputs"),
         ("depends_on", [{"job_id": "other"}], "depends_on"),
         ("workload.mounts", ["/data"], "workload.mounts"),
-        ("dry_run", True, "dry_run"),
     ):
         yield case(f"not supported yet: {path}", at(path, value), rejected("NotSupported", field))
     for path, value in (

@@ -25,6 +25,7 @@ from apportion.contracts.ids import Author, PoolId, TenantId, is_name, node_of_a
 __all__ = [
     "DEPTH_MAX",
     "EVENT_BYTES_MAX",
+    "SUBJECT_PART_MAX",
     "TYPE_PREFIX",
     "Headers",
     "Message",
