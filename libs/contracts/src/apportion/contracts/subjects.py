@@ -107,6 +107,17 @@ def wish_of_ask(subject: str) -> str:
     return ".".join([*parts[:3], "wish", *parts[4:]])
 
 
+def ask_of_wish(subject: str) -> str:
+    """Where the wish that is stored there is asked as a request.
+
+    >>> ask_of_wish("apportion.v1.main.wish.acme.JobRequested")
+    'apportion.v1.main.ask.acme.JobRequested'
+    """
+    parts = subject.split(".")
+    tenant_and_type_of_wish(subject)
+    return ".".join([*parts[:3], "ask", *parts[4:]])
+
+
 def dead_letter(pool: PoolId, service: str, stream: str, seq: int) -> str:
     """Where a service puts a copy of a message that it could not read, and where what became of it is said.
 
@@ -222,6 +233,11 @@ def facts_of_job(pool: PoolId, job: JobId) -> tuple[str, ...]:
     """What is said of a job and of its runs, by anybody."""
     dotted = job.replace("/", ".", 1)
     return (f"{ROOT}.{pool}.fact.*.job.{dotted}", f"{ROOT}.{pool}.fact.*.run.*.{dotted}.*.*")
+
+
+def facts_of_tenant(pool: PoolId, tenant: TenantId) -> tuple[str, ...]:
+    """What is said of a tenant's jobs and of their runs, by anybody."""
+    return (f"{ROOT}.{pool}.fact.*.job.{tenant}.*", f"{ROOT}.{pool}.fact.*.run.*.{tenant}.*.*.*")
 
 
 def answers(pool: PoolId, tenant: TenantId) -> tuple[str, ...]:
