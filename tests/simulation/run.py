@@ -115,7 +115,7 @@ def options_of(seed: int) -> Options:
         nodes=2 + seed % 4,
         devices=(2, 4, 8)[seed % 3],
         jobs=(120, 250, 400)[(seed // 3) % 3],
-        arrival_ms=(40, 120, 300)[(seed // 9) % 3],
+        arrival_ms=(80, 150, 300)[(seed // 9) % 3],
         fault_ms=(400, 900, 2500)[(seed // 2) % 3],
     )
 

@@ -14,7 +14,7 @@ from apportion.pool import state as pool_state
 from tests.simulation.run import RunBroken, corpus, options_of, run
 from tests.simulation.world import Actor, MemoryBus, Options
 
-CHUNKS = 16
+CHUNKS = 4
 EVENTS = 200_000
 
 
@@ -44,7 +44,9 @@ def test_a_seed_is_a_run() -> None:
 
 def small(seed: int) -> Options:
     """A short run with many faults."""
-    return Options(seed=seed, nodes=3, devices=2, jobs=60, arrival_ms=250, fault_ms=300)
+    return Options(
+        seed=seed, nodes=3, devices=2, jobs=80, arrival_ms=200, fault_ms=300, cancelled=0.3, slow_batches=0.15
+    )
 
 
 def broken_within(seeds: int) -> str:
@@ -121,17 +123,6 @@ def agents_forget_what_ran(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(agent_core.AgentCore, "_settle", settle)
 
 
-def agents_obey_old_epochs(patch: pytest.MonkeyPatch) -> None:
-    """An order that a fencing overtook is started all the same."""
-    real = agent_core.AgentCore._placed
-
-    def placed(self: Any, state: Any, entry: Entry, event: ev.RunPlaced) -> None:
-        real(self, state, entry, event)
-        state.runs[event.run_id].doom = None
-
-    patch.setattr(agent_core.AgentCore, "_placed", placed)
-
-
 def admission_answers_repeats(patch: pytest.MonkeyPatch) -> None:
     """Deciding that depends on more than was folded: the clock's last bit."""
     real = admission_core.decide
@@ -185,7 +176,6 @@ def placer_changes_its_mind(patch: pytest.MonkeyPatch) -> None:
         released_twice,
         overtaken_placements_hold_nothing,
         agents_forget_what_ran,
-        agents_obey_old_epochs,
         admission_answers_repeats,
         placer_forgets_memory,
         placer_changes_its_mind,

@@ -58,6 +58,10 @@ class Options:
     faults: bool = True
     fault_ms: int = 900
     """Mean time between faults."""
+    cancelled: float = 0.05
+    """Share of jobs that somebody cancels."""
+    slow_batches: float = 0.03
+    """Share of the placer's batches that take seconds to arrive: a cancellation, or a fencing, may overtake them."""
     heal_after_s: int = 0
     """Faults stop after this much virtual time; 0: when the last request was made."""
 
@@ -262,7 +266,10 @@ class Actor:
             )
             for index, fact in enumerate(facts)
         ]
-        self.world.after(self.world.delay(), self._arrive)
+        wait = self.world.delay()
+        if self.author == PLACER and self.world.faults_on and self.world.rng.random() < self.world.options.slow_batches:
+            wait = self.world.rng.randrange(500, 7000) * MS
+        self.world.after(wait, self._arrive)
 
     def _woken(self) -> None:
         self.wake = None
@@ -658,20 +665,20 @@ class World:
                     subject=body.subject, headers={**body.headers, "Nats-Msg-Id": f"again-{number}"}, body=body.body
                 )
             )
-        elif roll < 0.10:
+        elif roll < 0.05 + self.options.cancelled:
             self.after(
-                rng.randrange(1, 20_000) * MS,
+                rng.choice((2_000, 20_000)) * rng.randrange(1, 1000) * MS // 1000,
                 lambda: self.wish(
                     TenantId(f"tenant-{tenant}"), ev.JobCancelRequested(job_id=name, reason="changed my mind")
                 ),
             )
-        elif roll < 0.13:
+        elif roll < 0.08 + self.options.cancelled:
             subject = subjects.wish(POOL, TenantId(f"tenant-{tenant}"), ev.JobRequested)
             junk = rng.choice(
                 (b"", b"{", b"\xff", b'{"queue":1}', b'{"queue":"q","workload":{},"gpus":1}', b"[" * 9000)
             )
             self.bus.publish_wish(Message(subject=subject, headers={}, body=junk))
-        elif roll < 0.15:
+        elif roll < 0.10 + self.options.cancelled:
             node = f"node-{rng.randrange(self.options.nodes) + 1}"
             self.wish(OPERATOR, ev.NodeDrainRequested(node_id=node, reason="kernel update", deadline_s=5))
             self.after(20 * S, lambda: self.wish(OPERATOR, ev.NodeUncordonRequested(node_id=node, reason="done")))
