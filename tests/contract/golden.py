@@ -65,6 +65,8 @@ def _fields(kind: Any) -> tuple[Any, ...]:
 
 def _value(name: str, info: Any) -> Any:
     match info:
+        case inspect.Metadata(type=inner):
+            return _value(name, inner)
         case inspect.UnionType(types=types):
             return _value(name, next(t for t in types if not isinstance(t, inspect.NoneType)))
         case inspect.IntType():

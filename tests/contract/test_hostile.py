@@ -191,6 +191,6 @@ def test_an_event_written_with_defaults_spelled_out_is_no_repeat() -> None:
     body = b'{"queue":"main","workload":{"command":["a"],"kind":"batch","env":{}},"gang":{"size":1},"dry_run":false}'
     event = codec.decode_body("JobRequested.v1", body)
     assert isinstance(event, ev.JobRequested)
-    assert diagnosis.ambiguity(body, event) is None
+    assert diagnosis.fault_of_event(body, event) is None
     twice = body.replace(b'"dry_run"', b'"queue":"main","dry_run"')
     assert isinstance(codec.decode_body("JobRequested.v1", twice), Undecodable)

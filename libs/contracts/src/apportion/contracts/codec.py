@@ -315,7 +315,7 @@ def decode_body(name: str, body: bytes, upcasts: evolution.Upcasts = evolution.U
         event: Event = decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError):
         return _undecodable(name.partition(".")[0], body, diagnosis.fault_of(body, decoder))
-    if name in _WISH_NAMES and (fault := diagnosis.ambiguity(body, event)) is not None:
+    if name in _WISH_NAMES and (fault := diagnosis.fault_of_event(body, event)) is not None:
         return _undecodable(name.partition(".")[0], body, fault)
     return event
 
@@ -333,7 +333,8 @@ def _upgraded(name: str, body: bytes, upcasts: evolution.Upcasts) -> Event | Und
         event: Event = msgspec.convert(doc, _KINDS[newest])
     except msgspec.ValidationError as err:
         return _undecodable(kind, body, diagnosis.fault_of_value(doc, _KINDS[newest], str(err)))
-    return event
+    fault = diagnosis.fault_of_text(event)
+    return event if fault is None else _undecodable(kind, body, fault)
 
 
 _PLAIN_DATA: Final = msgspec.json.Decoder(dict[str, Any])

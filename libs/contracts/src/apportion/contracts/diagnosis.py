@@ -92,23 +92,82 @@ _ENCODER: Final = msgspec.json.Encoder()
 _MINUS_ZERO: Final = re.compile(rb"-0\s*[,}\]]")
 _TEXTS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _NO_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_UNPRINTABLE: Final = re.compile(rb"\\[bfnrtu]")
 _TAG_QUOTES: Final = 4
 """Of ``"type":"JobRequested.v1"``, which every event is written with."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def ambiguity(body: bytes, event: Struct) -> Fault | None:
-    """Why other readers could understand the body differently; None where all agree. It decodes as ``event``."""
-    if b"\\" not in body and (b"-0" not in body or not _MINUS_ZERO.search(body)):
-        # Nothing is escaped, so that every name and text has two quotes; written anew, a repeated name has none. The
-        # event is written without what equals a default, so that it has as many quotes only if nothing was lost.
-        quotes = body.count(b'"') + (0 if body.startswith(b'{"type":') else _TAG_QUOTES)
-        if _ENCODER.encode(event).count(b'"') == quotes or _ENCODER.encode(_ANY.decode(body)).count(b'"') == body.count(
-            b'"'
-        ):
-            return None
-    doc = parsed(body)
-    return doc if isinstance(doc, Fault) else None
+def fault_of_event(body: bytes, event: Struct) -> Fault | None:
+    """What is wrong with a body that decodes as ``event``; None where every reader finds the same good event in it.
+
+    Names that occur twice, ``-0``, and the grammar of free text, which the decoder leaves to this.
+    """
+    quotes = body.count(b'"')
+    is_plain = False
+    if b"\\u" not in body and (b"-0" not in body or not _MINUS_ZERO.search(body)):
+        # No quote is hidden in an escape, so that names and texts have as many when they are written anew, and fewer
+        # where a repeated name is gone. An event is written without what equals a default: then as plain objects.
+        written = _ENCODER.encode(event).count(b'"')
+        if not body.startswith(b'{"type":'):
+            written -= _TAG_QUOTES
+        is_plain = written == quotes or _ENCODER.encode(_ANY.decode(body)).count(b'"') == quotes
+    if not is_plain and isinstance(doubtful := parsed(body), Fault):
+        return doubtful
+    if body.isascii() and b"\x7f" not in body and (b"\\" not in body or not _UNPRINTABLE.search(body)):
+        return None  # JSON has no other way to write a character that would not print
+    return fault_of_text(event)
+
+
+def fault_of_text(event: Struct) -> Fault | None:
+    """The first free text in an event that doesn't match its grammar; None where all do."""
+    return next(_bad_texts(event, type(event), ()), None)
+
+
+def _bad_texts(value: object, hint: Any, path: Path) -> Iterator[Fault]:
+    """Free text in a decoded value that doesn't match its grammar."""
+    for kind, meta in _alternatives(hint):
+        if kind is str:
+            pattern = _free_text(meta)
+            if pattern and isinstance(value, str) and not re.search(pattern, value):
+                yield Fault(
+                    code=Refusal.FIELD_INVALID, field=_written(path), expected=GRAMMARS[pattern], found=shown(value)
+                )
+        elif isinstance(kind, type) and issubclass(kind, Struct):
+            if isinstance(value, kind):
+                for name in _with_text(kind):
+                    yield from _bad_texts(getattr(value, name), _hints(kind)[name], (*path, name))
+        elif isinstance(value, dict):
+            for name, item in value.items():
+                yield from _bad_texts(item, _dict_hints(hint)[1], (*path, name))
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                yield from _bad_texts(item, _item_hint(hint), (*path, index))
+
+
+def _free_text(meta: Meta | None) -> str:
+    """The grammar that the decoder doesn't check; empty where there is none."""
+    extra = None if meta is None else meta.extra_json_schema
+    return str(extra["pattern"]) if extra and "pattern" in extra else ""
+
+
+@functools.cache
+def _with_text(kind: type[Struct]) -> tuple[str, ...]:
+    """Fields of the struct that hold free text somewhere."""
+    return tuple(name for name, hint in _hints(kind).items() if _holds_text(hint))
+
+
+def _holds_text(hint: Any) -> bool:
+    for kind, meta in _alternatives(hint):
+        if kind is str:
+            holds = bool(_free_text(meta))
+        elif isinstance(kind, type) and issubclass(kind, Struct):
+            holds = bool(_with_text(kind))
+        else:
+            holds = any(_holds_text(inner) for inner in typing.get_args(kind) if inner is not ...)
+        if holds:
+            return True
+    return False
 
 
 def parsed(body: bytes) -> dict[str, object] | Fault:
