@@ -81,6 +81,7 @@ async def ask(bus: Bus, body: bytes, given: dict[str, str], subject: str = ASK) 
             except nats.errors.NoRespondersError:
                 await asyncio.sleep(0.05)
                 continue
+            assert not reply.headers
             answer: dict[str, Any] = json.loads(reply.data)
             return answer
 

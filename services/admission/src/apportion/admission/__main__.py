@@ -86,7 +86,7 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
             SERVICE,
             settings.data_dir,
             port=settings.health_port,
-            is_ready=lambda: (reactor.ready.is_set(), {**_details(reactor.state), **shell.details()}),
+            is_ready=lambda: (shell.asks.is_serving, {**_details(reactor.state), **shell.details()}),
             metrics=metrics.prometheus,
         )
         health.start()

@@ -47,6 +47,8 @@ class Asks:
         self._tasks: set[asyncio.Task[None]] = set()
         self._subscription: Subscription | None = None
         self.replied = 0
+        self.is_serving = False
+        """True once the bus hands requests to us."""
 
     def saw(self, entry: Entry) -> None:
         """Note an answer, and hand it to those who wait for it."""
@@ -65,6 +67,8 @@ class Asks:
         self._subscription = await self._bus.client.subscribe(
             subjects.all_asks(self._bus.pool), queue=QUEUE, cb=self._asked
         )
+        await self._bus.client.flush()
+        self.is_serving = True
 
     async def close(self) -> None:
         """Take no more; who waits hears nothing, and finds the answer under the same id."""
@@ -77,7 +81,7 @@ class Asks:
 
     async def _asked(self, message: Msg) -> None:
         if len(self._tasks) >= AT_ONCE_MAX:
-            await _reply(
+            await self._reply(
                 message, _error(Refusal.BUSY, f"{AT_ONCE_MAX} requests wait already", "Ask again in a moment.")
             )
             return
@@ -98,7 +102,14 @@ class Asks:
             log.exception("ask failed", subject=message.subject)
             answer = _error("Internal", f"{type(err).__name__}: {err}", "Send it again under the same id.")
         self.replied += 1
-        await _reply(message, answer)
+        await self._reply(message, answer)
+
+    async def _reply(self, asked: Msg, answer: dict[str, Any]) -> None:
+        if not asked.reply:
+            return  # somebody who wants no answer; the wish is stored
+        with contextlib.suppress(nats.errors.Error, OSError):
+            # Not `respond`, which sends the asker's own headers back: a reply without any is easier on small clients.
+            await self._bus.client.publish(asked.reply, msgspec.json.encode(answer))
 
     async def _answer(self, asked: Msg) -> dict[str, Any]:
         headers = asked.headers or {}
@@ -175,10 +186,3 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _error(code: str, message: str, next_step: str) -> dict[str, Any]:
     return {"error": {"code": str(code), "message": message, "next": next_step}}
-
-
-async def _reply(message: Msg, answer: dict[str, Any]) -> None:
-    if not message.reply:
-        return  # somebody who wants no answer; the wish is stored
-    with contextlib.suppress(nats.errors.Error, OSError):
-        await message.respond(msgspec.json.encode(answer))
