@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -21,11 +21,12 @@ from apportion.cli.output import (
 
 if TYPE_CHECKING:
     from apportion.cli.places import Place
-    from apportion.contracts.envelope import Entry
+    from apportion.client import Answer
+    from apportion.client.aio import Wait
 
 TIMELINE_MAX: Final = 2_000
 """Facts of one job that `show` prints at most."""
-_WAITS: Final = ("admitted", "started", "finished")
+_WAITS: Final = ("stored", "admitted", "started", "finished")
 
 
 # Wishes -------------------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ def submit(
     Ends with 6 where it is refused, 3 where it is not as far as --wait within --timeout, 4 where the job fails.
     """
     place = place_of(data_dir, pool, bus_url)
-    data = sys.stdin.buffer.read() if file == "-" else _read(file)
+    data = sys.stdin.buffer.read() if file == "-" else read_file(file)
     body = data if raw else request_body(data, name=file, dry_run=dry_run)
     answer = run(
         _submit(
@@ -72,7 +73,7 @@ def submit(
             body=body,
             tenant=tenant or place.settings.tenant,
             event_id=event_id,
-            wait=wait,
+            wait=cast("Wait", wait),
             timeout_s=timeout,
         )
     )
@@ -81,7 +82,11 @@ def submit(
         return Exit.REFUSED
     if answer["outcome"] == "dry run":
         return Exit.OK
-    if wait != "admitted" and answer["reached"] != wait and answer["outcome"] not in {"succeeded", "failed"}:
+    if (
+        wait not in {"stored", "admitted"}
+        and answer["reached"] != wait
+        and answer["outcome"] not in {"succeeded", "failed"}
+    ):
         say(
             f"apportion: {answer['job_id']} is {answer['outcome']}, not {wait}, after {timeout:g} s;"
             " `apportion why` says why"
@@ -114,7 +119,8 @@ def request_body(data: bytes, *, name: str, dry_run: bool) -> bytes:
     return json.dumps({**content, "dry_run": True}).encode() if dry_run else data
 
 
-def _read(file: str) -> bytes:
+def read_file(file: str) -> bytes:
+    """What the file holds. Raises CommandFailed."""
     try:
         with open(file, "rb") as opened:  # noqa: PTH123  pathlib is a tenth of the time of --help
             return opened.read()
@@ -123,129 +129,108 @@ def _read(file: str) -> bytes:
 
 
 async def _submit(
-    place: "Place", *, body: bytes, tenant: str, event_id: str | None, wait: str, timeout_s: float
+    place: "Place", *, body: bytes, tenant: str, event_id: str | None, wait: "Wait", timeout_s: float
 ) -> dict[str, Any]:
-    from apportion.cli.client import SOURCE, actor, bus_of, entries, fresh_id, publish
-    from apportion.contracts import events as ev
-    from apportion.contracts import subjects
-    from apportion.contracts.codec import Message, encode_wish
-    from apportion.contracts.envelope import Stream
-    from apportion.contracts.ids import JobId, PoolId, TenantId
+    from apportion.cli.client import CONNECT_S, SOURCE, actor
+    from apportion.client import Client, ClientError, RequestInvalid, Unanswered
+    from apportion.client import NotStored as BusRefused
 
-    like = encode_wish(
-        PoolId(place.pool),
-        ev.JobRequested(queue="-", workload=ev.Workload()),
-        tenant=tenant,
-        event_id=event_id or fresh_id(),
-        source=SOURCE,
-    )
-    message = Message(subject=like.subject, headers={**like.headers, "ce-actor": actor()}, body=body)
-    until = time.monotonic() + timeout_s
-    async with bus_of(place) as bus:
-        position = (await bus.position(Stream.FACTS)).last_seq
-        began = time.perf_counter()
-        wish = await publish(bus, message)
-        answer: dict[str, Any] = {"wish_seq": wish, "outcome": "unanswered", "reached": "", "job_id": None}
-        seen = 0
-        async for _, entry in entries(
-            bus, Stream.FACTS, after=position, filters=subjects.answers(bus.pool, TenantId(tenant)), until=until
-        ):
-            if getattr(entry.event, "answers", None) == wish:
-                seen = entry.seq
-                answer |= _answered(entry)
-                answer["answered_ms"] = round((time.perf_counter() - began) * 1000, 1)
-                break
-        if answer["outcome"] == "unanswered":
-            raise CommandFailed(
-                f"request {message.headers['ce-id']} is stored (wish {wish}), and nobody answered in {timeout_s:g} s",
-                code=Exit.NOT_PLACED,
-                hint="It will be answered once admission runs: `apportion doctor`.",
-            )
-        if answer["outcome"] in {"refused", "dry run"} or wait == "admitted":
-            return answer
-        job = JobId(str(answer["job_id"]))
-        started: set[str] = set()
-        async for _, entry in entries(
-            bus, Stream.FACTS, after=0 if answer["outcome"] == "duplicate" else seen,
-            filters=subjects.facts_of_job(bus.pool, job), until=until,
-        ):  # fmt: skip
-            if _reached(entry, answer, started, wait):
-                return answer
-    return answer
+    try:
+        async with await Client.connect(
+            place.bus_url, tenant=tenant, pool=place.pool, source=SOURCE, actor=actor(), timeout_s=CONNECT_S
+        ) as client:
+            began = time.perf_counter()
+            answer = await client.submit(body, id=event_id, wait=wait, timeout_s=timeout_s)
+            took_ms = round((time.perf_counter() - began) * 1000, 1)
+    except ClientError as err:
+        code = (
+            Exit.USAGE
+            if isinstance(err, RequestInvalid)
+            else Exit.REFUSED
+            if isinstance(err, BusRefused)
+            else Exit.BUS_UNREACHABLE
+        )
+        raise CommandFailed(f"expected {err.expected}, found {err.found}", code=code, hint=err.next_step) from err
+    if isinstance(answer, Unanswered):
+        raise CommandFailed(
+            f"request {answer.id} is stored (wish {answer.wish_seq}), and nobody answered in {timeout_s:g} s",
+            code=Exit.NOT_PLACED,
+            hint="It will be answered once admission runs: `apportion doctor`.",
+        )
+    said = {"wish_seq": None, "outcome": "", "reached": "", "job_id": None, **answer_fields(answer)}
+    return said if wait not in {"admitted", "stored"} else {**said, "answered_ms": took_ms}
 
 
-def _answered(entry: "Entry") -> dict[str, Any]:
+def answer_fields(answer: "Answer") -> dict[str, Any]:
+    """What the command prints of an answer, by name."""
     import msgspec
 
+    from apportion.client import Admitted, Duplicate, Finished, Judged, Rejected, Started, Stored
     from apportion.contracts import events as ev
     from apportion.contracts.causes import Verdict
 
-    match entry.event:
-        case ev.JobAdmitted(job_id=job, spec=spec):
-            return {"outcome": "admitted", "reached": "admitted", "job_id": job, "replicas": spec.replicas}
-        case ev.JobDuplicate(original_job_id=job, first_wish=first):
-            return {"outcome": "duplicate", "reached": "admitted", "job_id": job, "first_wish": first, "replicas": 1}
-        case ev.WishJudged(verdict=Verdict.ACCEPTED) as judged:
+    match answer:
+        case Stored():
+            return {"wish_seq": answer.wish_seq, "outcome": "stored", "reached": "stored", "id": answer.id}
+        case Admitted():
             return {
+                "wish_seq": answer.wish_seq,
+                "outcome": "admitted",
+                "reached": "admitted",
+                "job_id": answer.job_id,
+                "replicas": answer.replicas,
+            }
+        case Duplicate():
+            return {
+                "wish_seq": answer.wish_seq,
+                "outcome": "duplicate",
+                "reached": "admitted",
+                "job_id": answer.job_id,
+                "first_wish": answer.fact.first_wish,
+            }
+        case Judged(fact=judged) if judged.verdict is Verdict.ACCEPTED:
+            return {
+                "wish_seq": answer.wish_seq,
                 "outcome": "dry run",
                 "job_id": judged.job_id,
                 "fact": judged.fact,
                 "would": list(judged.would),
                 "spec": msgspec.to_builtins(judged.spec),
             }
-        case ev.JobRejected() | ev.WishJudged() as no:
+        case Rejected(fact=no) | Judged(fact=no):
             return {
+                "wish_seq": answer.wish_seq,
                 "outcome": "refused",
-                "job_id": no.job_id,
+                "job_id": getattr(no, "job_id", None),
                 "code": str(no.code),
                 "field": no.field,
                 "expected": no.expected,
                 "found": no.found,
                 "message": no.message,
             }
-        case other:
-            return {"outcome": "refused", "code": type(other).__name__, "message": str(other)}
-
-
-def _reached(entry: "Entry", answer: dict[str, Any], started: set[str], wait: str) -> bool:
-    """Note what the fact says in ``answer``; True once it went as far as ``wait``."""
-    from apportion.contracts import events as ev
-
-    match entry.event:
-        case ev.RunStarted(run_id=run_id, node_id=node):
-            started.add(run_id.rsplit("/", 1)[0])
-            answer |= {"outcome": "started", "node": node}
-            if len(started) >= answer["replicas"]:
-                answer["reached"] = "started"
-                return wait == "started"
-        case ev.RunFinished(detail=detail) if detail:
-            answer["detail"] = detail
-        case ev.JobRequeued():
-            started.clear()
-            answer["outcome"] = "waiting again"
-        case ev.JobSucceeded() as done:
-            answer |= {"outcome": "succeeded", "reached": "finished", "wait_ms": done.wait_ms, "run_ms": done.run_ms}
-            return True
-        case ev.JobFailed() as failed:
-            answer |= {
-                "outcome": "failed",
-                "reached": "finished",
-                "cause": str(failed.cause),
-                "exit_code": failed.exit_code,
-                "signal": failed.signal,
-            }
-            return True
-        case ev.JobCancelled() | ev.JobExpired() as ended:
-            answer |= {"outcome": "failed", "reached": "finished", "cause": type(ended).__name__}
-            return True
+        case Started():
+            first = {} if answer.first is None else answer_fields(answer.first)
+            return {**first, "outcome": "started", "reached": "started", "node": " ".join(answer.nodes)}
+        case Finished(fact=end):
+            first = {} if answer.first is None else answer_fields(answer.first)
+            said = {**first, "reached": "finished", "outcome": "succeeded" if answer.is_success else "failed"}
+            if answer.nodes:
+                said["node"] = " ".join(answer.nodes)
+            match end:
+                case ev.JobSucceeded():
+                    return {**said, "wait_ms": end.wait_ms, "run_ms": end.run_ms}
+                case ev.JobFailed():
+                    why = {"cause": str(end.cause), "exit_code": end.exit_code, "signal": end.signal}
+                    return {**said, **why, **({"detail": answer.detail} if answer.detail else {})}
+                case _:
+                    return {**said, "cause": type(end).__name__}
         case _:
-            pass
-    return False
+            raise AssertionError(f"an answer without a text: {answer!r}")
 
 
 def _print_answer(answer: dict[str, Any], output: str) -> None:
     if output == "name":
-        print(answer["job_id"] or "")
+        print(answer["job_id"] or answer.get("id") or "")
         return
 
     def text() -> str:
@@ -265,7 +250,7 @@ def _print_answer(answer: dict[str, Any], output: str) -> None:
             for name in ("node", "cause", "detail", "exit_code", "signal", "run_ms")
             if answer.get(name)
         )
-        return f"{answer['job_id']} {answer['outcome']}{more}{took}"
+        return f"{answer['job_id'] or 'request ' + answer['id']} {answer['outcome']}{more}{took}"
 
     print_object(answer, kind="submission", output=output, text=text)
 

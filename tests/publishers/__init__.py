@@ -1,0 +1,1 @@
+"""Programs that publish to a pool as other systems do."""
