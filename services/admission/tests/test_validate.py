@@ -1,8 +1,10 @@
 """One job request by itself: what is filled in, and what is refused under which name."""
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from apportion.admission.refusals import Refused
 from apportion.admission.validate import DEFAULT_SHARES, ShareDefaults, job_spec, sized
@@ -433,3 +435,28 @@ def test_a_model_over_more_devices_than_are_asked_for_is_refused(resources: Reso
 def test_a_request_without_a_model_has_no_size() -> None:
     """There is nothing to tell."""
     assert sized(a_job_request()) is None
+
+
+COUNTS = st.none() | st.integers(0, 2_147_483_647) | st.sampled_from([1, 2, 64, 128, 4096, 32_000])
+WORDS = st.none() | st.sampled_from(
+    ["bf16", "gptq-int4", "nf4", "swiglu", "llama-3.1-8b", "vllm", "lora", "decoder", "x"]
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_model_is_sized_or_refused_by_a_field_of_it(data: st.DataObject) -> None:
+    """The formulas meet numbers that no model has."""
+    hints = get_type_hints(Model)
+    fields = data.draw(st.sets(st.sampled_from(sorted(Model.__struct_fields__)), max_size=8)) - {"training"}
+    values = {
+        name: data.draw(WORDS if "str" in str(hints[name]) else st.booleans() if "bool" in str(hints[name]) else COUNTS)
+        for name in sorted(fields)
+    }
+    size = sized(a_job_request(resources=Resources(), model=Model(**values)))
+    if isinstance(size, Refused):
+        assert size.field.startswith("model")
+        assert size.message()
+    else:
+        assert size is not None
+        assert 0 < size.memory_mib_p50 <= size.memory_mib_p95 < size.booked_mib <= 2_147_483_647

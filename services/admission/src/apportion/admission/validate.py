@@ -18,11 +18,9 @@ from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.diagnosis import shown
 from apportion.contracts.events import (
     DeviceChoice,
-    Gang,
     IsolationLevel,
     JobRequested,
     JobSpec,
-    Retry,
     SecretRef,
     Sized,
 )
@@ -183,21 +181,36 @@ def _unsupported(request: JobRequested) -> Refused | None:
 
 def _is_ordinary(request: JobRequested) -> bool:
     """True where nothing is asked that could be unsupported: the cheap look at what nearly all requests are."""
-    workload, resources = request.workload, request.resources
+    workload, resources, gang, retry = request.workload, request.resources, request.gang, request.retry
     return (
-        (request.gang is _GANG or request.gang == _GANG)
-        and (request.retry is _RETRY or request.retry == _RETRY)
-        and workload.image is resources.mig_profile is resources.disk_mib is resources.encoders is None
-        and resources.pcie_mbps is resources.numa is resources.cpu_bind is resources.device is None
-        and request.job_set is request.elastic is request.sla is request.bid is request.checkpoint is None
-        and request.isolation is request.placement is request.runtime is request.data is None
+        gang.min is None
+        and gang.topology_key is None
+        and gang.required is None
+        and gang.preferred is None
+        and retry.avoid_same_node is None
+        and retry.memory_factor_pct is None
+        and workload.image is None
+        and resources.mig_profile is None
+        and resources.disk_mib is None
+        and resources.encoders is None
+        and resources.pcie_mbps is None
+        and resources.numa is None
+        and resources.cpu_bind is None
+        and resources.device is None
+        and request.job_set is None
+        and request.elastic is None
+        and request.sla is None
+        and request.bid is None
+        and request.checkpoint is None
+        and request.isolation is None
+        and request.placement is None
+        and request.runtime is None
+        and request.data is None
         and resources.mode is not Mode.MIG
-        and not (workload.mounts or workload.env or request.depends_on or request.dry_run)
+        and not (workload.mounts or request.depends_on)
+        and (not workload.env or all(isinstance(value, str) for value in workload.env.values()))
     )
 
-
-_GANG: Final = Gang()
-_RETRY: Final = Retry()
 
 _INSTEAD: Final[Mapping[str, str]] = {
     "workload.image": "workload.command, a program that the nodes have",
