@@ -313,8 +313,8 @@ def decode_body(name: str, body: bytes, upcasts: evolution.Upcasts = evolution.U
     decoder = _DECODERS[name]
     try:
         event: Event = decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError):
-        return _undecodable(name.partition(".")[0], body, diagnosis.fault_of(body, decoder))
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError) as err:
+        return _undecodable(name.partition(".")[0], body, diagnosis.fault_of(body, _KINDS[name], err))
     if name in _WISH_NAMES and (fault := diagnosis.fault_of_event(body, event)) is not None:
         return _undecodable(name.partition(".")[0], body, fault)
     return event
@@ -324,15 +324,16 @@ def _upgraded(name: str, body: bytes, upcasts: evolution.Upcasts) -> Event | Und
     kind = name.partition(".")[0]
     if isinstance(doubtful := diagnosis.parsed(body), Fault):
         return _undecodable(kind, body, doubtful)
+    newest = _KINDS[evolution.newest(name, upcasts)]
     try:
         doc = _PLAIN_DATA.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError):
-        return _undecodable(kind, body, diagnosis.fault_of(body, _PLAIN_DATA))
-    newest, doc = evolution.upcast(name, doc, upcasts)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError) as err:
+        return _undecodable(kind, body, diagnosis.fault_of(body, newest, err))
+    _, doc = evolution.upcast(name, doc, upcasts)
     try:
-        event: Event = msgspec.convert(doc, _KINDS[newest])
+        event: Event = msgspec.convert(doc, newest)
     except msgspec.ValidationError as err:
-        return _undecodable(kind, body, diagnosis.fault_of_value(doc, _KINDS[newest], str(err)))
+        return _undecodable(kind, body, diagnosis.fault_of_value(doc, newest, str(err)))
     fault = diagnosis.fault_of_text(event)
     return event if fault is None else _undecodable(kind, body, fault)
 

@@ -33,6 +33,13 @@ def upcast(name: str, document: Document, upcasts: Upcasts = UPCASTS) -> tuple[s
     return name, document
 
 
+def newest(name: str, upcasts: Upcasts = UPCASTS) -> str:
+    """The version that a version is upgraded to in the end."""
+    while (step := upcasts.get(name)) is not None:
+        name = step.to
+    return name
+
+
 # Schemas ------------------------------------------------------------------------------------------------------------
 
 _INFORMATION: Final = frozenset({"title", "description", "$id", "$schema", "$comment", "examples"})
