@@ -70,7 +70,7 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(bus.close)
         await bus.provision()
         clock = SystemClock()
-        shell = _Shell(bus, clock, is_busy=lambda: reactor.lag > 0)
+        shell = _Shell(bus, clock, is_busy=lambda: reactor.lag > 0 or bool(reactor.state.inbox))
         reactor = Reactor(
             core=core,
             author=ADMISSION,
@@ -113,6 +113,7 @@ class _Shell:
         return {
             "dead_letters": self.letters.copied,
             "dead_letters_failed": self.letters.failed,
+            "dead_letters_left_out": self.letters.left_out,
             "asks_replied": self.asks.replied,
         }
 

@@ -24,8 +24,10 @@ AT_ONCE: Final = 32
 """Copies on their way at the same time."""
 BYTES_WAITING_MAX: Final = 16 * 1024 * 1024
 """Bodies held in memory; those behind are fetched from their stream when their turn comes."""
-PATIENCE_S: Final = 5.0
-"""A copy waits no longer than this for a quiet moment."""
+PATIENCE_S: Final = 1.0
+"""So long a few copies wait for a quiet moment; in a flood they trickle, and the good messages go first."""
+WAITING_MAX: Final = 50_000
+"""Beyond this the oldest are left out, which their stream would push out first as well."""
 _NS_PER_DAY: Final = 86_400 * 1_000_000_000
 _THERE_ALREADY: Final = frozenset({10071, 10164})
 
@@ -48,6 +50,8 @@ class DeadLetters:
         """Copies that the server holds."""
         self.failed = 0
         """Copies that the server won't have; the message is in its own stream all the same."""
+        self.left_out = 0
+        """Copies never made, as too many waited."""
 
     def saw(self, raw: RawMessage, entry: Entry) -> None:
         """Note a message that could not be read."""
@@ -60,6 +64,10 @@ class DeadLetters:
             raw = msgspec.structs.replace(raw, body=b"", headers=None)
         self._bytes += len(raw.body)
         self._waiting.append((raw, found, entry.digest))
+        if len(self._waiting) > WAITING_MAX:
+            oldest, _, _ = self._waiting.popleft()
+            self._bytes -= len(oldest.body)
+            self.left_out += 1
         self._news.set()
 
     def is_settled(self) -> bool:
