@@ -55,6 +55,12 @@ class Checker:
         self.processes: Counter[RunId] = Counter()
         self.stated: Counter[tuple[str, RunId]] = Counter()
         self.admitted: dict[JobId, ev.JobAdmitted] = {}
+        self.holds: dict[JobId, int] = {}
+        """Jobs that are held, and the fact that said so."""
+        self.sizes: dict[JobId, tuple[int, int, int]] = {}
+        """Where it isn't the first: milli-GPU and MiB that the job has now, and the fact that said so."""
+        self.priorities: dict[JobId, int] = {}
+        """Where it isn't the first."""
         self.terminal: dict[JobId, str] = {}
         self.ended_at: dict[JobId, int] = {}
         self.answers: Counter[tuple[str, int]] = Counter()
@@ -110,10 +116,43 @@ class Checker:
                 must(event.job_id not in self.terminal, "a job is terminal once", event.job_id)
                 self.terminal[event.job_id] = type(event).__name__
                 self.ended_at[event.job_id] = entry.seq
+            case ev.JobHeld():
+                self._lives(event.job_id)
+                self.holds.setdefault(event.job_id, entry.seq)
+            case ev.JobReleased():
+                self._lives(event.job_id)
+                must(event.job_id in self.holds, "only held jobs are released", event.job_id)
+                del self.holds[event.job_id]
+            case ev.JobReprioritized():
+                self._lives(event.job_id)
+                must(event.before == self.priority(event.job_id), "what it was before is what was said last", event)
+                self.priorities[event.job_id] = event.priority
+            case ev.JobResized():
+                self._lives(event.job_id)
+                before = self.size(event.job_id)
+                must((event.compute_milli_before, event.memory_mib_before) == before, "resized from what it had", event)
+                if (event.compute_milli, event.memory_mib) != before:
+                    self.sizes[event.job_id] = (event.compute_milli, event.memory_mib, entry.seq)
+            case ev.JobStopping():
+                self._lives(event.job_id)
             case ev.QueueUpserted():
                 self.limits[event.queue] = event
             case _:
                 pass
+
+    def _lives(self, job_id: JobId) -> None:
+        must(job_id in self.admitted, "only admitted jobs are changed", job_id)
+        must(job_id not in self.terminal, "what has ended stays as it was", job_id)
+
+    def size(self, job_id: JobId) -> tuple[int, int]:
+        """Milli-GPU and MiB that the job asks of each device now."""
+        spec = self.admitted[job_id].spec
+        found = self.sizes.get(job_id)
+        return (spec.compute_milli, spec.memory_mib) if found is None else found[:2]
+
+    def priority(self, job_id: JobId) -> int:
+        """The job's priority now."""
+        return self.priorities.get(job_id, self.admitted[job_id].spec.priority)
 
     def _once(self, what: str, run_id: RunId) -> None:
         self.stated[what, run_id] += 1
@@ -160,6 +199,16 @@ class Checker:
             basis = next(e.basis for e in entries if isinstance(e.event, ev.RunPlaced) and e.event.job_id == job_id)
             ended = self.ended_at.get(job_id, basis.facts + 1 if basis else 0)
             must(basis is not None and basis.facts < ended, "nothing is placed after the end is known", job_id)
+            known = basis.facts if basis else 0
+            must(known < self.holds.get(job_id, known + 1), "nothing is placed once its hold is known", job_id)
+            compute, memory, seq = self.sizes.get(job_id, (0, 0, known + 1))
+            for piece in (s for p in placed if p.job_id == job_id for s in p.slices):
+                must(
+                    known < seq or (piece.compute_milli == compute and piece.memory_mib >= memory),
+                    "what is placed once its size is known has that size",
+                    job_id,
+                    piece,
+                )
         for queue, limits in self.limits.items():
             runs = [p for p in self.holding.values() if self.admitted[p.job_id].spec.queue == queue]
             if limits.limit_compute_milli is not None:
@@ -186,6 +235,7 @@ class Checker:
             must(self.answers[str(author), seq] == 1, "every wish has one answer", seq, event)
         for job_id in self.admitted:
             must(job_id in self.terminal, "every feasible job ends", job_id)
+        must(not self.holds.keys() - self.terminal.keys(), "no job that lives is held at rest", self.holds)
         must(not self.holding, "nothing is held at rest", list(self.holding)[:5])
         world = self.world
         for machine in world.machines:

@@ -166,6 +166,16 @@ def placer_changes_its_mind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placer_core, "decide", decide)
 
 
+def holds_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A job that is held is placed like any other."""
+    patch.setattr(pool_state, "_held", lambda pool, event: None)
+
+
+def sizes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A job that was resized is placed with the size that it had."""
+    patch.setattr(pool_state, "_resized", lambda pool, entry, event: None)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "bug",
@@ -179,6 +189,8 @@ def placer_changes_its_mind(patch: pytest.MonkeyPatch) -> None:
         admission_answers_repeats,
         placer_forgets_memory,
         placer_changes_its_mind,
+        holds_are_forgotten,
+        sizes_are_forgotten,
     ],
     ids=lambda bug: bug.__name__,
 )

@@ -526,6 +526,8 @@ class World:
         self.checker.world = self
         self.services: dict[Author, Actor] = {}
         self.zombies: list[Actor] = []
+        self.owners: dict[int, TenantId] = {}
+        """Whose the job of each number is."""
         self.snapshots: dict[Author, bytes | None] = {}
         self._seen = {Stream.FACTS: 0, Stream.WISHES: 0}
         for author in (ADMISSION, PLACER, MONITOR):
@@ -635,6 +637,7 @@ class World:
         self.requests_left -= 1
         number = self.options.jobs - self.requests_left
         tenant = rng.randrange(self.options.tenants)
+        self.owners[number] = TenantId(f"tenant-{tenant}")
         name = f"job-x{number}"
         kind = rng.random()
         if kind < 0.55:
@@ -682,7 +685,38 @@ class World:
             node = f"node-{rng.randrange(self.options.nodes) + 1}"
             self.wish(OPERATOR, ev.NodeDrainRequested(node_id=node, reason="kernel update", deadline_s=5))
             self.after(20 * S, lambda: self.wish(OPERATOR, ev.NodeUncordonRequested(node_id=node, reason="done")))
+        if rng.random() < 0.2:
+            self._change_a_job(number)
         self.after(int(rng.expovariate(1 / self.options.arrival_ms) * MS), self._request)
+
+    def _change_a_job(self, last: int) -> None:
+        """Somebody wants a job otherwise, a new one or one that runs; now and then only to know what would follow."""
+        rng = self.rng
+        number = rng.randrange(max(1, last - 20), last + 1)
+        name = f"{self.owners[number]}/job-x{number}"
+        wait = rng.randrange(1, 8_000) * MS
+        holding = sorted({placed.job_id for placed in self.checker.holding.values()})
+        if holding and rng.random() < 0.6:
+            name, wait = rng.choice(holding), rng.randrange(1, 300) * MS
+        tenant = OPERATOR if rng.random() < 0.5 else TenantId(name.partition("/")[0])
+        wish: Any
+        roll = rng.random()
+        if roll < 0.3:
+            wish = ev.JobHoldRequested(job_id=name, reason="not now")
+            # By the operator, who may end any hold: a job that stays held never ends.
+            release = ev.JobReleaseRequested(job_id=name, reason="now")
+            self.after(8 * S + rng.randrange(1, 10_000) * MS, lambda: self.wish(OPERATOR, release))
+        elif roll < 0.5:
+            wish = ev.JobReprioritizeRequested(job_id=name, priority=rng.randrange(1001))
+        elif roll < 0.75:
+            wish = ev.JobPreemptRequested(job_id=name, reason="room for others", requeue=rng.random() < 0.8)
+        else:
+            # Of these, a queue that is empty takes any, so that the job still ends.
+            wish = ev.JobResizeRequested(
+                job_id=name, gpu_milli=rng.choice((100, 300, 600, 1000)), gpu_memory_mib=rng.choice((6_000, 70_000))
+            )
+        wish = msgspec.structs.replace(wish, dry_run=rng.random() < 0.15)
+        self.after(wait, lambda: self.wish(tenant, wish))
 
     def _replicas_that_fit(self, resources: ev.Resources) -> int:
         """On an empty pool: whatever is asked here is feasible, so it must end."""
