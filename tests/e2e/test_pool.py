@@ -180,6 +180,48 @@ def test_a_pool_runs_jobs_survives_kills_and_leaves_nothing_behind(pool: Pool) -
     assert pool.json("show", "fails")["runs"][0]["exit_code"] == 7
 
 
+def test_a_job_is_held_preempted_resized_and_released_by_command(pool: Pool) -> None:
+    """Each command's code and answer, and what the processes do for it; a dry run first, which does nothing."""
+    pool.up()
+    tried = pool.json("submit", "-", "--dry-run", stdin=_request("work", "sleep", "600"))
+    assert (tried["outcome"], tried["fact"], tried["job_id"]) == ("dry run", "JobAdmitted", "default/work")
+    assert pool.run("hold", "work").returncode == 5
+    assert pool.json("submit", "-", "--wait", "started", stdin=_request("work", "sleep", "600"))["outcome"] == "started"
+
+    judged = pool.json("preempt", "work", "--reason", "room for others", "--dry-run")
+    assert (judged["verdict"], judged["fact"]) == ("accepted", "JobStopping")
+    assert pool.json("show", "work")["job"]["state"] == "running"
+    assert pool.run("hold", "work", "--reason", "not now").returncode == 0
+    assert pool.run("preempt", "work", "--reason", "room for others").returncode == 0
+    _until("held", lambda: pool.json("show", "work")["job"]["reason"] == "Held")
+    assert "not now" in pool.run("why", "work").stdout
+    assert pool.run("preempt", "work", "--reason", "again").returncode == 6
+
+    assert pool.run("reprioritize", "work", "900").returncode == 0
+    assert pool.run("resize", "work", "--gpu-milli", "300", "--gpu-memory-mib", "2048").returncode == 0
+    assert pool.run("release", "work").returncode == 0
+    _until("running again", lambda: pool.json("show", "work")["job"]["state"] == "running")
+    assert _slice_of(pool, "default/work/0/2") == (300, 2048)
+    assert pool.run("resize", "work", "--gpu-milli", "200").returncode == 0
+    _until("smaller", lambda: _slice_of(pool, "default/work/0/3") == (200, 2048))
+
+    assert pool.run("drain", "node-1", "--reason", "r", "--dry-run").returncode == 0
+    assert pool.run("drain", "nowhere", "--reason", "r", "--dry-run").returncode == 5
+    assert pool.run("preempt", "work", "--reason", "enough", "--no-requeue").returncode == 0
+    _until("cancelled", lambda: pool.json("show", "work")["job"]["state"] == "cancelled")
+    assert pool.sql("SELECT count(*) AS n FROM v_event WHERE kind IN ('NodeDraining', 'NodeCordoned')") == [{"n": 0}]
+    pool.down()
+    assert pool.json("replay", "--verify")["differences"] == 0
+
+
+def _slice_of(pool: Pool, run_id: str) -> tuple[int, int] | None:
+    rows = pool.sql(
+        "SELECT body ->> '$.slices[0].compute_milli' AS milli, body ->> '$.slices[0].memory_mib' AS mib"
+        f" FROM v_event WHERE kind = 'RunPlaced' AND run_id = '{run_id}'"
+    )
+    return (int(rows[0]["milli"]), int(rows[0]["mib"])) if rows else None
+
+
 def _all_ready(pool: Pool, before: PoolNote) -> bool:
     note = read_note(pool.data_dir)
     assert note is not None

@@ -56,6 +56,16 @@ def test_a_blocked_job_is_told_who_holds_what_it_needs_and_what_would_help() -> 
     )
 
 
+def test_a_held_job_is_told_who_holds_it() -> None:
+    """Nothing that it could ask otherwise would help."""
+    hold = ev.JobHeld(job_id=JobId("acme/train-7"), actor="tenant:acme (ann)", reason="data is late", answers=1)
+    found = asked(told(a_queue(), a_node(), a_job(), hold))
+    assert (found.code, found.changes) == (Pending.HELD, ())
+    assert found.text == (
+        "acme/train-7 is not placed. Held by tenant:acme (ann): data is late. It can be placed once it is released."
+    )
+
+
 def test_what_could_never_start_says_so() -> None:
     """Waiting is no answer then."""
     found = asked(told(a_queue(), a_node(), a_job(mode=Mode.MIG)))

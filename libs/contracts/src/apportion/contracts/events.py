@@ -78,7 +78,11 @@ Reason = Annotated[str, Meta(min_length=1, max_length=1024, pattern=PLAIN)]
 
 
 class Wish(Event, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that somebody asks. Exactly one fact answers each wish."""
+    """Something that somebody asks. Exactly one fact answers each wish.
+
+    With ``dry_run`` that fact is WishJudged or NodeWishJudged, which says what would have answered it, and nothing is
+    done; a wish that can't be read at all is refused as ever.
+    """
 
     ANSWERED_BY: ClassVar[Author] = ADMISSION
 
