@@ -58,7 +58,7 @@ demo: $(VENV)/.runtime-ready
 	@$(BIN)/apportion demo $(ARGS)
 
 test: $(VENV)/.dev-ready
-	@$(BIN)/python -m pytest -n $(JOBS) -m "not e2e" $(if $(COVERAGE),--cov --cov-report=term-missing:skip-covered) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not e2e" $(if $(COVERAGE),--cov --cov-report=term-missing:skip-covered) $(ARGS)
 
 check: $(VENV)/.dev-ready
 	$(BIN)/ruff format --check .

@@ -13,7 +13,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from apportion.cli import leftovers
 from apportion.cli.supervisor import NodePlan, PoolPlan, Supervisor
 from apportion.contracts import codec
 from apportion.contracts import events as ev
+from apportion.contracts.causes import Mode
 from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import PoolId
 from apportion.runtime.stream import Bus
@@ -44,13 +46,13 @@ def a_request(name: str) -> ev.JobRequested:
         queue="main",
         job_id=name,
         workload=ev.Workload(command=("/bin/true",)),
-        resources=ev.Resources(gpu_milli=250, gpu_memory_mib=4096, mode=ev.Mode.TIMESLICE),
+        resources=ev.Resources(gpu_milli=250, gpu_memory_mib=4096, mode=Mode.TIMESLICE),
     )
 
 
 def cpu_seconds(data_dir: Path) -> dict[str, float]:
     """CPU seconds that each process of the pool has used, its ended children included, by what it is."""
-    used: Counter[str] = Counter()
+    used: defaultdict[str, float] = defaultdict(float)
     for found in leftovers.processes_of(data_dir):
         pid, kind = found.pid, found.kind
         try:
@@ -59,7 +61,11 @@ def cpu_seconds(data_dir: Path) -> dict[str, float]:
         except OSError:
             continue
         name = next(
-            (s for s in ("admission", "placer", "monitor", "node_agent.simgpu", "spawner", "node_agent") if s in command),
+            (
+                s
+                for s in ("admission", "placer", "monitor", "node_agent.simgpu", "spawner", "node_agent")
+                if s in command
+            ),
             "nats-server" if "nats-server" in command else str(kind),
         )
         used[name] += sum(map(int, fields[11:15])) / HERTZ
@@ -120,7 +126,7 @@ async def idle_latency(bus: Bus, watch: Watch, count: int) -> dict[str, Any]:
         ends.append((watch.ended[f"default/{name}"] - began) * 1000)
         seen = watch.steps[f"default/{name}"]
         order = ["JobAdmitted", "RunPlaced", "RunStarted", "RunFinished", "JobSucceeded"]
-        for before, after in zip(order, order[1:], strict=False):
+        for before, after in pairwise(order):
             if before in seen and after in seen:
                 steps[f"{before} to {after}"] += seen[after] - seen[before]
         await asyncio.sleep(0.02)
@@ -227,7 +233,7 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=8)
     asked = parser.parse_args()
     try:
-        import uvloop  # noqa: PLC0415 - the services' loop, where it is there
+        import uvloop  # the services' loop, where it is there
 
         figures = uvloop.run(measure(asked.jobs, asked.idle, asked.devices))
     except ImportError:

@@ -1,10 +1,11 @@
 """Subjects say who, and come back as what went in."""
 
+import msgspec
 import pytest
 
 from apportion.contracts import codec, subjects
 from apportion.contracts import events as ev
-from apportion.contracts.ids import MONITOR, NodeId, PoolId, TenantId, agent_author
+from apportion.contracts.ids import MONITOR, PLACER, Author, NodeId, PoolId, TenantId, agent_author
 from tests.contract.golden import example
 
 POOL = PoolId("main")
@@ -23,7 +24,7 @@ def test_a_fact_comes_back_as_it_went_with_its_author(kind: type[ev.Fact]) -> No
     """Encoding and decoding lose nothing, and the author is the subject's."""
     event = example(kind)
     assert isinstance(event, ev.Fact)
-    author = getattr(kind, "AUTHOR", MONITOR)
+    author = getattr(kind, "AUTHOR", Author(getattr(event, "author", MONITOR)))
     if author == ev.AGENT:
         author = agent_author(NodeId("node-1"))
     message = codec.encode_fact(POOL, author, event, event_id="e1")
@@ -33,6 +34,19 @@ def test_a_fact_comes_back_as_it_went_with_its_author(kind: type[ev.Fact]) -> No
     assert "*" not in message.subject
 
 
+@pytest.mark.parametrize("kind", ev.FACTS, ids=ev.type_name)
+def test_a_fact_by_another_author_is_not_believed(kind: type[ev.Fact]) -> None:
+    """Identity comes from the subject: what a body says of another node or author grants nothing."""
+    event = example(kind)
+    assert isinstance(event, ev.Fact)
+    for author in ("admission", "placer", "monitor", "agent-node-1", "agent-node-2", "stranger"):
+        stated_by = str(getattr(kind, "AUTHOR", getattr(event, "author", "")))
+        is_right = author == "agent-node-1" if stated_by == ev.AGENT else author == stated_by
+        message = codec.encode_fact(POOL, Author(author), event, event_id="e1")
+        entry = codec.decode_fact(message.subject, message.headers, message.body, seq=1, recorded_at=2)
+        assert isinstance(entry.event, ev.Fact) is is_right, author
+
+
 def test_an_agent_hears_of_its_own_node_only() -> None:
     """Its filters match its runs, and no other node's, even one whose name begins like its own."""
     node = NodeId("node-1")
@@ -40,12 +54,8 @@ def test_an_agent_hears_of_its_own_node_only() -> None:
     for name, expected in (("node-1", True), ("node-10", False), ("node-2", False)):
         event = example(ev.RunPlaced)
         assert isinstance(event, ev.RunPlaced)
-        subject = subjects.fact(POOL, ev.PLACER, ev.RunPlaced(**{**_as_dict(event), "node_id": NodeId(name)}))
+        subject = subjects.fact(POOL, PLACER, msgspec.structs.replace(event, node_id=NodeId(name)))
         assert any(_matches(f, subject) for f in filters) is expected
-
-
-def _as_dict(event: ev.RunPlaced) -> dict[str, object]:
-    return {name: getattr(event, name) for name in event.__struct_fields__}
 
 
 def _matches(pattern: str, subject: str) -> bool:

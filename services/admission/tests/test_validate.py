@@ -2,6 +2,7 @@
 
 from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -258,7 +259,7 @@ def test_names_that_confine_the_job_are_the_nodes_to_set(name: str) -> None:
 
 def test_ordinary_names_pass() -> None:
     """Only what the node sets is refused."""
-    env = {"PATH": "/usr/bin", "CUDA_LAUNCH_BLOCKING": "1", "MY_NVIDIA_": "1"}
+    env: dict[str, str | SecretRef] = {"PATH": "/usr/bin", "CUDA_LAUNCH_BLOCKING": "1", "MY_NVIDIA_": "1"}
     assert spec_of(a_job_request(workload=Workload(command=("a",), env=env))).env == env
 
 
@@ -453,7 +454,7 @@ def test_any_model_is_sized_or_refused_by_a_field_of_it(data: st.DataObject) -> 
         name: data.draw(WORDS if "str" in str(hints[name]) else st.booleans() if "bool" in str(hints[name]) else COUNTS)
         for name in sorted(fields)
     }
-    size = sized(a_job_request(resources=Resources(), model=Model(**values)))
+    size = sized(a_job_request(resources=Resources(), model=msgspec.convert(values, Model)))
     if isinstance(size, Refused):
         assert size.field.startswith("model")
         assert size.message()

@@ -1,1 +1,1 @@
-"""May this tenant ask for this much, and how does the job end?"""
+"""Says whether a tenant may ask for this much, and how the job ends."""

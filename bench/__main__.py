@@ -1,0 +1,11 @@
+"""``make bench``: the whole chain, what starting a process costs a node, and what reading a request costs."""
+
+import sys
+
+from bench import chain, decode_rate, spawn_rate
+
+if __name__ == "__main__":
+    for name, measurement in (("chain", chain), ("spawn_rate", spawn_rate), ("decode_rate", decode_rate)):
+        sys.stdout.write(f"# bench.{name}: {(measurement.__doc__ or '').splitlines()[0]}\n")
+        sys.stdout.flush()
+        measurement.main()
