@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -261,3 +262,24 @@ async def test_a_question_that_breaks_its_handler_is_answered(bus: Bus) -> None:
     good = await bus.client.request("apportion.v1.main.query.test", b"good", timeout=5)
     assert b"no such thing" in bad.data
     assert good.data == b"fine"
+
+
+async def test_a_reader_closes_although_its_cancellation_is_swallowed(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Python 3.12 ``wait_for`` drops a cancellation that comes with its result; a command then never ended."""
+    real, is_waiting = bus.jetstream.add_consumer, asyncio.Event()
+
+    async def answered_when_cancelled(*args: Any, **kwargs: Any) -> Any:
+        info = await real(*args, **kwargs)
+        try:
+            is_waiting.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return info
+
+    monkeypatch.setattr(bus.jetstream, "add_consumer", answered_when_cancelled)
+    reader = await bus.reader(Stream.FACTS, after=0)
+    await asyncio.wait_for(is_waiting.wait(), 10)
+    closed, _ = await asyncio.wait({asyncio.create_task(reader.close())}, timeout=5)
+    assert closed

@@ -273,7 +273,10 @@ class _Delivery:
             return
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.cancel()
+            while not watch.done():
+                # Before Python 3.12 ``wait_for`` drops a cancellation that comes with its result, so once may not do.
+                watch.cancel()
+                await asyncio.wait({watch}, timeout=0.1)
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
         await self._drop_consumer()
