@@ -73,6 +73,23 @@ def test_readiness_that_fails_is_not_ready_and_says_why(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_a_service_adds_pages_and_no_page_hides_its_health(tmp_path: Path) -> None:
+    """What is fixed is served as it is, under the type that it was given."""
+    pages = {"/schemas": ("application/schema+json", b"{}"), "/healthz": ("text/plain", b"mine")}
+    server = HealthServer("monitor", tmp_path, is_ready=lambda: (True, {}), pages=pages)
+    server.start()
+    try:
+        assert get(server, "/schemas?x=1") == (200, "{}")
+        assert json.loads(get(server, "/healthz")[1])["service"] == "monitor"
+        assert "/schemas" in json.loads(get(server, "/schemas/none")[1])["known"]
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            f"http://127.0.0.1:{server.port}/schemas", timeout=10
+        ) as response:
+            assert response.headers["Content-Type"] == "application/schema+json"
+    finally:
+        server.stop()
+
+
 def test_metrics_are_prometheus_text_and_unknown_paths_say_what_is_there(server: HealthServer) -> None:
     """Scrapers find it by convention, people by trying."""
     assert get(server, "/metrics") == (200, "up 1\n")

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import http.client
+import json
 import os
 import random
 import signal
@@ -81,7 +83,7 @@ async def wish(bus: Bus, event: ev.Wish, event_id: str, *, tenant: str = "acme")
     return await bus.publish_wish(codec.encode_wish(POOL, event, tenant=tenant, event_id=event_id, source="/test"))
 
 
-async def ask(bus: Bus, name: str, wait_s: float = 30, **question: Any) -> dict[str, Any]:
+async def ask(bus: Bus, name: str, wait_s: float = 30, /, **question: Any) -> dict[str, Any]:
     reply = await bus.client.request(subjects.query(POOL, name), msgspec.json.encode(question), timeout=wait_s)
     answer: dict[str, Any] = msgspec.json.decode(reply.data)
     return answer
@@ -245,6 +247,50 @@ async def test_it_answers_what_people_ask(server: EmbeddedServer, tmp_path: Path
         ):
             reply = await bus.client.request(subjects.query(POOL, "sql"), broken, timeout=10)
             assert msgspec.json.decode(reply.data)["error"]["code"] == "QuestionInvalid"
+        assert await monitor.end() == 0, monitor.stderr.read_text()
+    await bus.close()
+
+
+def got(port: int, path: str) -> tuple[int, str, bytes]:
+    """Status, content type and body, as any HTTP client has them."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.getheader("Content-Type", ""), response.read()
+    finally:
+        connection.close()
+
+
+async def test_it_serves_the_contract_on_the_bus_and_over_http(server: EmbeddedServer, tmp_path: Path) -> None:
+    """Whoever publishes finds what is valid from the pool itself, and it is what the documents say, to the byte."""
+    docs = Path(__file__).parents[3] / "docs"
+    bus = await a_bus(server)
+    async with Monitor(server.url, tmp_path / "monitor") as monitor:
+        await until(bus, "status", caught_up)
+        listed = await ask(bus, "schemas")
+        assert set(listed["schemas"]) == {path.stem for path in (docs / "schemas").glob("*.json")}
+        on_file = json.loads((docs / "schemas" / "JobRequested.v1.json").read_bytes())
+        assert await ask(bus, "schemas", name="JobRequested.v1") == on_file
+        assert (await ask(bus, "schemas", name="JobRequested"))["error"]["code"] == "SchemaNotFound"
+        assert (await ask(bus, "schemas", title="x"))["error"]["code"] == "QuestionInvalid"
+        assert await ask(bus, "asyncapi") == json.loads((docs / "asyncapi.json").read_bytes())
+
+        port = json.loads((monitor.data_dir / "run" / "monitor.json").read_bytes())["health_port"]
+        status, kind, body = await asyncio.to_thread(got, port, "/schemas")
+        assert (status, kind, json.loads(body)) == (200, "application/json", listed)
+        for path in listed["schemas"].values():
+            assert await asyncio.to_thread(got, port, path) == (
+                200,
+                "application/schema+json",
+                (docs / path[1:]).read_bytes(),
+            )
+        assert await asyncio.to_thread(got, port, listed["asyncapi"]) == (
+            200,
+            "application/json",
+            (docs / "asyncapi.json").read_bytes(),
+        )
+        assert (await asyncio.to_thread(got, port, "/schemas/../../etc/passwd"))[0] == 404
         assert await monitor.end() == 0, monitor.stderr.read_text()
     await bus.close()
 

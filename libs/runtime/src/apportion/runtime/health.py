@@ -1,4 +1,4 @@
-"""Is the service alive, is it ready, what does it measure: three questions over HTTP on loopback.
+"""Is the service alive, is it ready, what does it measure: three questions over HTTP on loopback, and fixed pages.
 
 It answers from a thread of its own, so that a busy loop still says that it lives. What "ready" means is left to the
 service; that no stranger can ask is left to loopback.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import msgspec
@@ -22,6 +23,9 @@ import structlog
 
 Readiness: TypeAlias = Callable[[], tuple[bool, Mapping[str, object]]]
 """(is it ready, details for people). Called from the health thread: it reads, and changes nothing."""
+
+Pages: TypeAlias = Mapping[str, tuple[str, bytes]]
+"""Content type and body, by path: what a service serves beside its health, and what never changes while it runs."""
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,7 +51,7 @@ class HealthRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthServer:
-    """``/healthz`` (the process answers), ``/readyz`` (503 until ready) and ``/metrics`` (Prometheus text).
+    """``/healthz`` (the process answers), ``/readyz`` (503 until ready), ``/metrics`` (Prometheus text), and ``pages``.
 
     ``service`` names the run file, so it is unique per data directory: ``placer``, ``node-agent-node-1``.
     """
@@ -60,12 +64,14 @@ class HealthServer:
         port: int = 0,
         is_ready: Readiness,
         metrics: Callable[[], bytes] = lambda: b"",
+        pages: Pages = MappingProxyType({}),
     ) -> None:
         self.service = service
         self.run_path = data_dir / "run" / f"{service}.json"
         self._wanted_port = port
         self._is_ready = is_ready
         self._metrics = metrics
+        self._pages = pages
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
         self._started_at = 0
@@ -121,8 +127,12 @@ class HealthServer:
                 return _as_json(status, {"service": self.service, "ready": ready, **details})
             case "/metrics":
                 return HTTPStatus.OK, _METRICS_TYPE, self._metrics()
+            case page if page in self._pages:
+                kind, body = self._pages[page]
+                return HTTPStatus.OK, kind, body
             case _:
-                return _as_json(HTTPStatus.NOT_FOUND, {"known": ["/healthz", "/readyz", "/metrics"]})
+                known = ["/healthz", "/readyz", "/metrics", *sorted(self._pages)]
+                return _as_json(HTTPStatus.NOT_FOUND, {"known": known})
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         answer = self._answer

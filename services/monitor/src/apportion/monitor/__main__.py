@@ -8,7 +8,7 @@ import structlog
 from msgspec import Meta
 
 from apportion.contracts.ids import MONITOR, PoolId
-from apportion.monitor import core
+from apportion.monitor import core, schemas
 from apportion.monitor.hearing import Hearing
 from apportion.monitor.log import EventLog, log_path
 from apportion.monitor.replicas import Replicas
@@ -81,6 +81,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
                 {"log_ordinal": event_log.head.ordinal, "facts_seq": reactor.state.pool.seq},
             ),
             metrics=metrics.prometheus,
+            pages=schemas.pages(),
         )
         health.start()
         await writer.start()

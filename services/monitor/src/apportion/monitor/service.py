@@ -1,4 +1,4 @@
-"""What people and tools may ask the monitor: SQL, jobs, one job's story, nodes, and how the log stands.
+"""What people and tools may ask the monitor: SQL, jobs, one job's story, nodes, how the log stands, and the contract.
 
 Each question is a request on its own subject and gets one JSON object. What lives is answered from the fold of the
 facts, what has ended from the log; nothing here changes anything.
@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from apportion.contracts import subjects
 from apportion.contracts.codec import encode_body
 from apportion.contracts.ids import JobId, tenant_of_job
-from apportion.monitor import sql
+from apportion.monitor import schemas, sql
 from apportion.monitor.log import Answer, EventLog, LogError
 from apportion.monitor.replicas import Replicas
 from apportion.monitor.sql_worker import plain
@@ -56,6 +56,12 @@ class JobAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit: Limit = 1_000
 
 
+class SchemasAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One event version's JSON Schema, or which there are."""
+
+    name: str | None = None
+
+
 class NothingAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question without parameters."""
 
@@ -91,6 +97,8 @@ class QueryService:
             ("job", _handler(JobAsked, self.job)),
             ("nodes", _handler(NothingAsked, self.nodes)),
             ("status", _handler(NothingAsked, self.status)),
+            ("schemas", _handler(SchemasAsked, self.schemas)),
+            ("asyncapi", _handler(NothingAsked, self.asyncapi)),
         ):
             await self._bus.serve(subjects.query(self._bus.pool, name), handler)
 
@@ -207,6 +215,20 @@ class QueryService:
             },
             "counts": dict(counts.rows),
         }
+
+    async def schemas(self, asked: SchemasAsked) -> dict[str, Any]:
+        """The JSON Schema of one event version, such as ``JobRequested.v1``; without a name, which there are."""
+        if asked.name is None:
+            return schemas.listed()
+        found = schemas.schemas().get(asked.name)
+        if found is None:
+            return _error("SchemaNotFound", f"no event is called {asked.name!r} (names are such as JobRequested.v1)")
+        return found
+
+    async def asyncapi(self, asked: NothingAsked) -> dict[str, Any]:
+        """The pool as an AsyncAPI document."""
+        del asked
+        return schemas.asyncapi()
 
 
 def _handler(kind: type[T], answer: Callable[[T], Awaitable[dict[str, Any]]]) -> Callable[[bytes], Awaitable[bytes]]:
