@@ -18,6 +18,7 @@ from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import OPERATOR, PoolId, TenantId
 from apportion.contracts.testing import a_job_request
 from apportion.runtime.embedded import EmbeddedServer
+from apportion.runtime.health import probe
 from apportion.runtime.letters import BODY_MAX, Box, Fate, Letter, Mark, mark_of
 from apportion.runtime.stream import Bus
 
@@ -117,6 +118,41 @@ async def test_a_request_is_stored_and_answered_inline(bus: Bus, admission: Admi
     assert again == first
     refused = await ask(bus, b'{"queue": "main", "gpus": 1}', headers("e-2"))
     assert (refused["answer"], refused["code"], refused["field"]) == ("JobRejected", "FieldUnknown", "gpus")
+
+
+async def test_wishes_are_counted_by_their_form_and_a_refusal_says_what_would_be_better(
+    bus: Bus, admission: Admission, tmp_path: Path
+) -> None:
+    """A publisher that sends no envelope is served, and an operator sees that there is one before a repeat hurts."""
+    await admission.start()
+    body = codec.encode_body(a_job_request(job_id="one"))
+    assert "note" not in await ask(bus, b'{"queue": "main", "gpus": 1}', headers("e-1"))
+    whole = {"specversion": "1.0", "id": "e-2", "source": "/test", "type": "io.apportion.JobRequested.v1"}
+    event = json.dumps({**whole, "data": json.loads(body)}).encode()
+    announced = await ask(bus, event, {"content-type": "application/cloudevents+json"})
+    assert (announced["answer"], announced.get("note", "")) == ("JobAdmitted", "")
+    unannounced = await ask(bus, json.dumps({**whole, "id": "e-3", "data": {"queue": "main"}}).encode(), {})
+    assert (unannounced["answer"], unannounced["code"]) == ("JobRejected", "FieldMissing")
+    assert "application/cloudevents+json" in unannounced["note"]
+    alone = await ask(bus, b'{"job_id": "none"}', {}, subjects.ask(POOL, ACME, ev.JobCancelRequested))
+    assert (alone["answer"], alone["code"]) == ("WishRejected", "JobNotFound")
+    assert "without an envelope" in alone["note"]
+    assert await metrics_of(tmp_path / "admission") == {
+        "apportion_ingress_binary_total": 2,  # the queue, and the misspelled request
+        "apportion_ingress_structured_total": 1,
+        "apportion_ingress_bare_total": 2,
+    }
+
+
+async def metrics_of(data_dir: Path) -> dict[str, int]:
+    """How wishes came, as a scraper sees it."""
+    port = json.loads((data_dir / "run" / "admission.json").read_bytes())["health_port"]
+    _, text = await asyncio.to_thread(probe, port, "/metrics")
+    return {
+        line.partition("{")[0].partition(" ")[0]: int(float(line.rpartition(" ")[2]))
+        for line in text.splitlines()
+        if line.startswith("apportion_ingress_")
+    }
 
 
 async def test_what_the_bus_would_obey_is_not_passed_on(bus: Bus, admission: Admission) -> None:

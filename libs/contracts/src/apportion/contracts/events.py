@@ -562,6 +562,8 @@ class JobRejected(Fact, frozen=True, kw_only=True, tag="JobRejected.v1"):
     message: str = ""
     job_id: JobId | None = None
     """The id that the job would have had, where it could be read."""
+    note: str = ""
+    """What the publisher could do better beside; empty where there is nothing to say."""
 
 
 class JobDuplicate(Fact, frozen=True, kw_only=True, tag="JobDuplicate.v1"):
@@ -589,6 +591,8 @@ class WishRejected(Fact, frozen=True, kw_only=True, tag="WishRejected.v1"):
     expected: str = ""
     found: str = ""
     message: str = ""
+    note: str = ""
+    """What the publisher could do better beside; empty where there is nothing to say."""
 
 
 class WishJudged(Fact, frozen=True, kw_only=True, tag="WishJudged.v1"):

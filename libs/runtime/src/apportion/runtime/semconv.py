@@ -34,6 +34,9 @@ FOLD: Final = "apportion.fold"
 DECIDE: Final = "apportion.decide"
 PUBLISH: Final = "apportion.publish"
 LAG: Final = "apportion.lag.entries"
+INGRESS_BINARY: Final = "apportion.ingress.binary"
+INGRESS_STRUCTURED: Final = "apportion.ingress.structured"
+INGRESS_BARE: Final = "apportion.ingress.bare"
 
 SECONDS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds of every duration. The SDK's own (0, 5, 10, … 10,000) are milliseconds and say nothing in seconds."""

@@ -299,13 +299,7 @@ class Telemetry:
             self.tracer = self._tracers.get_tracer("apportion")
 
     def _make_instruments(self) -> None:
-        meter = self.meter
-
-        def total(name: str, read: Callable[[], int], about: str, labels: Mapping[str, str]) -> None:
-            def observe(_options: CallbackOptions) -> list[Observation]:
-                return [Observation(read(), labels)]
-
-            meter.create_observable_counter(name, [observe], description=about)
+        total = self._show_total
 
         def observe_lag(_options: CallbackOptions) -> list[Observation]:
             return [Observation(self.lag_entries, self._labels)]
@@ -317,7 +311,17 @@ class Telemetry:
         total(
             semconv.MESSAGING_CLIENT_CONSUMED, lambda: self._entries_folded, "Messages consumed.", self._process_labels
         )
-        meter.create_observable_gauge(semconv.LAG, [observe_lag], description="Entries that are not folded yet.")
+        self.meter.create_observable_gauge(semconv.LAG, [observe_lag], description="Entries that are not folded yet.")
+
+    def _show_total(self, name: str, read: Callable[[], int], about: str, labels: Mapping[str, str]) -> None:
+        def observe(_options: CallbackOptions) -> list[Observation]:
+            return [Observation(read(), labels)]
+
+        self.meter.create_observable_counter(name, [observe], description=about)
+
+    def show_total(self, name: str, read: Callable[[], int], about: str) -> None:
+        """Show a total that the service itself counts; ``read`` is called whenever somebody scrapes."""
+        self._show_total(name, read, about, self._labels)
 
     def _durations(self) -> "_Durations":
         publish, fold = self._publish_seconds, self._fold_seconds

@@ -37,7 +37,7 @@ __all__ = ["POLICY", "State", "decide", "evolve", "initial", "position", "restor
 FACTS_PER_ROUND: Final = 900
 """Facts of one decision; the bus stores at most 1,000 as one batch."""
 
-RULES: Final = 2
+RULES: Final = 3
 """Goes up whenever the same history would lead to another decision."""
 
 
@@ -587,6 +587,7 @@ class _Round:
             found=refused.found,
             message=message or refused.message(),
             job_id=JobId(f"{asked.tenant}/{name}") if is_readable else None,
+            note=_NOTES.get(asked.ingress, ""),
             caused_by=asked.event_id,
         )
         self._answers[asked.seq] = rejected
@@ -604,6 +605,7 @@ class _Round:
                 expected=refused.expected,
                 found=refused.found,
                 message=refused.message(),
+                note=_NOTES.get(asked.ingress, ""),
                 caused_by=asked.event_id,
             )
         )
