@@ -47,7 +47,7 @@ def messages(texts: Sequence[str], count: int) -> list[Message]:
     return [
         (
             {
-                "Nats-Msg-Id": f"/acme/ci e-{index}",
+                "Nats-Msg-Id": f"acme /acme/ci e-{index}",
                 "ce-specversion": "1.0",
                 "ce-id": f"e-{index}",
                 "ce-source": "/acme/ci",

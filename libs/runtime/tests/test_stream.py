@@ -128,6 +128,15 @@ async def test_many_sessions_that_claim_at_once_leave_one_writer(bus: Bus) -> No
     assert written == 1
 
 
+async def test_two_tenants_with_one_source_and_id_are_both_stored(bus: Bus) -> None:
+    """The bus tells repeats by one header alone: a tenant's wish must not vanish because another chose the same words."""
+    one, again, other = (
+        codec.encode_wish(POOL, a_job_request(), tenant=tenant, event_id="order-17", source="/shop")
+        for tenant in ("acme", "acme", "globex")
+    )
+    assert [await bus.publish_wish(message) for message in (one, again, other)] == [1, 1, 2]
+
+
 async def test_a_reader_follows_over_a_killed_server(server: EmbeddedServer, bus: Bus) -> None:
     """What was acknowledged arrives once and in order, whatever the server went through."""
     lease = await claimed(bus, "s1")

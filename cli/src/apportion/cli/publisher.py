@@ -30,7 +30,7 @@ def message_of(submission: Submission, pool: str) -> tuple[str, dict[str, str], 
     """Subject, headers and body of a request."""
     body = submission.raw if submission.raw is not None else json.dumps(submission.body).encode()
     headers = {
-        "Nats-Msg-Id": f"{_SOURCE} {submission.event_id}",
+        "Nats-Msg-Id": f"{submission.tenant} {_SOURCE} {submission.event_id}",
         "ce-specversion": "1.0",
         "ce-id": submission.event_id,
         "ce-source": _SOURCE,

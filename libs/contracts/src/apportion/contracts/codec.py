@@ -105,7 +105,9 @@ def encode_wish(
 ) -> Message:
     """The message with which ``tenant`` asks for ``event``, in binary mode."""
     headers = {
-        "Nats-Msg-Id": f"{escaped(source)} {escaped(event_id)}",
+        # The bus tells repeats by this alone, whatever their subject: without the tenant, the wish of one would swallow
+        # another's with the same source and id.
+        "Nats-Msg-Id": f"{escaped(tenant)} {escaped(source)} {escaped(event_id)}",
         "ce-specversion": "1.0",
         "ce-id": escaped(event_id),
         "ce-source": escaped(source),

@@ -114,7 +114,7 @@ _HEADERS: Final[Schema] = {
         "ce-correlationid": {"type": "string", "description": "The job, for the whole of its story."},
         "ce-causationid": {"type": "string", "description": "Id of the event that led to this one."},
         "traceparent": {"type": "string", "description": "W3C trace context."},
-        "Nats-Msg-Id": {"type": "string", "description": "Source and id: the bus drops what it has just stored."},
+        "Nats-Msg-Id": {"type": "string", "description": "Tenant, source and id: the bus drops what it just stored."},
     },
 }
 
