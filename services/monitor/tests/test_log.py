@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from apportion.contracts import events as ev
 from apportion.contracts.envelope import Basis, Stream
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement
-from apportion.monitor import chain
+from apportion.monitor import chain, damage
 from apportion.monitor.log import (
     EventLog,
     LogAhead,
     LogBehind,
+    LogDamaged,
     LogUnavailable,
     LogWriteFailed,
     NotACopy,
@@ -428,19 +429,47 @@ def test_any_messages_in_any_batches_end_in_the_same_log(
     assert verify(folder / "pieces.duckdb").rows == len(messages)
 
 
-def test_one_flipped_byte_in_the_file_itself_is_found(tmp_path: Path) -> None:
-    """Also where the edit goes past DuckDB, which notices by itself: the verdict is the same kind."""
+@pytest.mark.parametrize("which", [0, 1, 37, 59])
+def test_one_flipped_byte_in_the_file_itself_names_its_row(tmp_path: Path, which: int) -> None:
+    """DuckDB refuses a damaged block of 256 KiB whole, and hundreds of good rows with it; the verdict is one row."""
     tape = Tape()
-    noise = Random(1).randbytes(60_000)
+    noise = Random(1)
+    bodies = [noise.randbytes(3_000) for _ in range(60)]
     path = tmp_path / "log.duckdb"
     with EventLog.open(path) as log:
-        log.append([tape.wish(a_job_request())])
-        log.append([tape.record(Stream.WISHES, "apportion.v1.main.wish.acme.JobRequested", {}, noise)])
+        log.append([tape.record(Stream.WISHES, "apportion.v1.main.wish.acme.JobRequested", {}, b) for b in bodies])
+    assert damage.verify(path).ok
     content = bytearray(path.read_bytes())
-    at = content.find(noise[100:164])
+    at = content.find(bodies[which][100:164])
     assert at > 0
     content[at] ^= 1
     path.write_bytes(content)
-    bad = verify(path).first_bad
+    assert not verify(path).ok
+    verdict = damage.verify(path)
+    bad = verdict.first_bad
     assert bad is not None
-    assert bad.ordinal in {1, 2}  # DuckDB checks blocks of 256 KiB: both rows may lie in the damaged one
+    assert (bad.ordinal, bad.stream, bad.stream_seq) == (which + 1, "wishes", which + 1)
+    assert bad.what.startswith("its payload was changed, in the file itself")
+    assert verdict.rows == which
+    assert path.read_bytes() == bytes(content)  # looked at, not mended
+    with pytest.raises(LogDamaged, match="log verify") as raised:
+        list(messages_of(path, Stream.WISHES))
+    assert raised.value.exit_code == 9  # as for every log that is not what was written
+
+
+def test_a_damaged_block_that_cannot_be_read_either_way_is_still_a_verdict(tmp_path: Path) -> None:
+    """Zeros where a block was: its bytes mean nothing to DuckDB, whatever their checksum."""
+    tape = Tape()
+    body = Random(1).randbytes(3_000)
+    path = tmp_path / "log.duckdb"
+    with EventLog.open(path) as log:
+        log.append(
+            [tape.record(Stream.WISHES, "apportion.v1.main.wish.acme.JobRequested", {}, body) for _ in range(60)]
+        )
+    content = bytearray(path.read_bytes())
+    block = (content.find(body) - 3 * 4096) // 262_144 * 262_144 + 3 * 4096
+    content[block + 8 : block + 262_144] = bytes(262_136)
+    path.write_bytes(content)
+    verdict = damage.verify(path)
+    assert not verdict.ok
+    assert verdict.first_bad is not None

@@ -66,7 +66,7 @@ def log_verify(file: str | None, output: str, data_dir: str | None, pool: str | 
     """Recompute every hash of the log. Ends with 9, naming the first bad sequence, where it is not what was written."""
     import msgspec
 
-    from apportion.monitor.log import verify
+    from apportion.monitor.damage import verify
 
     path = Path(file) if file else _log_to_read(place_of(data_dir, pool, bus_url))
     verdict = verify(path)

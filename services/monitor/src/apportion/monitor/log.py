@@ -140,6 +140,20 @@ class LogUnavailable(LogError):
         super().__init__(f"the event log {path} can't be opened: {detail}")
 
 
+class LogDamaged(LogUnavailable):
+    """The file was opened, and rows of it can't be read."""
+
+    exit_code = 9
+
+    def __init__(self, *, path: Path, detail: str) -> None:
+        LogError.__init__(
+            self,
+            f"the event log {path} is damaged: {detail}. `apportion log verify --file {path}` names the first bad row",
+        )
+        self.path = path
+        self.detail = detail
+
+
 class LogWriteFailed(LogError):
     """A batch was not committed; nothing of it is in the log."""
 
@@ -632,7 +646,10 @@ def _wrong(row: Sequence[Any], ordinal: int, previous: bytes, last: dict[Stream,
 
 
 def messages_of(path: Path, stream: Stream, *, rows: int = 20_000) -> Iterator[Stored]:
-    """Every message of one stream that the log at ``path`` holds, in stream order. Raises LogUnavailable."""
+    """Every message of one stream that the log at ``path`` holds, in stream order.
+
+    Raises LogUnavailable, and LogDamaged where a row can't be read.
+    """
     connection = open_read_only(path)
     try:
         after = 0
@@ -656,7 +673,7 @@ def messages_of(path: Path, stream: Stream, *, rows: int = 20_000) -> Iterator[S
                 return
             after += rows
     except duckdb.Error as err:
-        raise LogUnavailable(path=path, detail=_first_line(err)) from err
+        raise LogDamaged(path=path, detail=_first_line(err)) from err
     finally:
         connection.close()
 
