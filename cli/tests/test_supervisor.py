@@ -57,6 +57,26 @@ def test_every_service_understands_what_it_is_started_with(tmp_path: Path) -> No
     assert agent.heartbeat_ms * 3 < 1000
 
 
+def test_the_file_decides_a_services_log_level_where_nobody_said_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `up` hands to services by environment beats their file: only what it was told there itself may be."""
+    file = tmp_path / "apportion.toml"
+    file.write_text('[common]\nlog_level = "warning"\n[placer]\nlog_level = "debug"\n')
+    module = importlib.import_module("apportion.placer.__main__")
+
+    def level() -> str:
+        plan = _plan(tmp_path, config_file=file)
+        argv = dict(supervisor.command_lines(plan, python="python3"))["placer"]
+        environ = supervisor.service_environment(plan, "nats://127.0.0.1:4333")
+        return str(from_command_line(module.PlacerSettings, "placer", argv[3:], environ=environ).settings.log_level)
+
+    monkeypatch.delenv("APPORTION_LOG_LEVEL", raising=False)
+    assert level() == "debug"
+    monkeypatch.setenv("APPORTION_LOG_LEVEL", "error")
+    assert level() == "error"
+
+
 def test_a_node_with_its_own_driver_is_not_simulated(tmp_path: Path) -> None:
     """Simulated devices on a machine with real ones would be a lie."""
     plan = _plan(tmp_path, nodes=(supervisor.NodePlan(name="gpu-7"),))
@@ -80,6 +100,8 @@ def test_queues_come_from_the_file_as_the_operators_wishes(tmp_path: Path) -> No
     [
         ('[[queue]]\nname = "train"\ntenants = ["acme"]\nlimit = 3\n', "limit"),
         ('[[queue]]\nname = "Train"\ntenants = ["acme"]\n', "name"),
+        ('[[queue]]\nname = "train"\n', "tenants"),
+        ('[[queue]]\ntenants = ["acme"]\n', "name"),
         ('[[queue]]\nname = "train"\ntenants = []\n', "tenants"),
     ],
 )

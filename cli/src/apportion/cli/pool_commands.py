@@ -67,7 +67,6 @@ def up(
         bus_port=settings.bus_port,
         nodes=local_nodes(simulate=settings.nodes, devices=settings.devices, profile=settings.profile),
         queues=from_file(named),
-        log_level=str(settings.log_level),
         config_file=named if named is None or named.name != CONFIG_FILE or config_file else None,
     )
     quiet_logs()

@@ -18,6 +18,7 @@ DEFAULT: Final = (
 )
 
 _FIELDS: Final = ("name", "tenants", "limit_compute_milli", "limit_memory_mib", "limit_jobs", "reason")
+_REQUIRED: Final = ("name", "tenants")
 
 
 def from_file(path: Path | None) -> tuple[QueueUpsertRequested, ...]:
@@ -34,6 +35,9 @@ def _queue(path: Path, number: int, content: dict[str, Any]) -> QueueUpsertReque
     for key in content:
         if key not in _FIELDS:
             raise SettingsInvalid(where=where, key=key, expected=f"one of {', '.join(_FIELDS)}", found="another key")
+    for key in _REQUIRED:
+        if key not in content:
+            raise SettingsInvalid(where=where, key=key, expected="a value", found="none")
     given = {("queue" if key == "name" else key): value for key, value in content.items()}
     try:
         return msgspec.convert(given, QueueUpsertRequested)

@@ -87,7 +87,8 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
     """After this silence a node is suspected; None: the monitor's own default."""
     lease_ms: int | None = None
     """After this silence a node is fenced; None: the monitor's own default."""
-    log_level: str = "info"
+    log_level: str | None = None
+    """What all services log from; None: what each is told by its environment and file."""
     config_file: Path | None = None
     why_simulated: str = "no NVIDIA driver found"
     """Why the nodes are simulated, for the banner."""
@@ -397,7 +398,7 @@ def service_environment(plan: PoolPlan, bus_url: str) -> dict[str, str]:
         "APPORTION_POOL": plan.pool,
         "APPORTION_BUS_URL": bus_url,
         "APPORTION_DATA_DIR": str(plan.data_dir.absolute()),
-        "APPORTION_LOG_LEVEL": plan.log_level,
+        **({} if plan.log_level is None else {"APPORTION_LOG_LEVEL": plan.log_level}),
         "PYTHONUNBUFFERED": "1",
     }
 
