@@ -129,7 +129,7 @@ async def test_many_sessions_that_claim_at_once_leave_one_writer(bus: Bus) -> No
 
 
 async def test_two_tenants_with_one_source_and_id_are_both_stored(bus: Bus) -> None:
-    """The bus tells repeats by one header alone: a tenant's wish must not vanish because another chose the same words."""
+    """The bus tells repeats by one header alone: no wish may vanish because another tenant chose the same words."""
     one, again, other = (
         codec.encode_wish(POOL, a_job_request(), tenant=tenant, event_id="order-17", source="/shop")
         for tenant in ("acme", "acme", "globex")
