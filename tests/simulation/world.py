@@ -211,7 +211,7 @@ class Actor:
         for stream in (Stream.FACTS, Stream.WISHES) if rng.random() < 0.5 else (Stream.WISHES, Stream.FACTS):
             if stream is Stream.WISHES and not self.reads_wishes:
                 continue
-            self._read(stream, limit=rng.choice((1, 5, 50, 500)))
+            self._read(stream, limit=rng.choice((1, 20, 500, 500)))
         if self.in_flight is not None:
             self.deliver()
             return  # the outcome of the last batch isn't known
@@ -574,10 +574,20 @@ class World:
 
     def _notify(self) -> None:
         for stream, messages in self.bus.streams.items():
-            if len(messages) > self._seen[stream]:
-                self._seen[stream] = len(messages)
-                for actor in (*self.services.values(), *(m.agent for m in self.machines if m.agent is not None)):
+            seen = self._seen[stream]
+            if len(messages) == seen:
+                continue
+            self._seen[stream] = len(messages)
+            for actor in self.services.values():
+                if stream is Stream.FACTS or actor.reads_wishes:
                     actor.deliver()
+            if stream is Stream.FACTS:
+                for machine in self.machines:
+                    agent = machine.agent
+                    if agent is not None and any(
+                        agent.wants is None or agent.wants(m.subject) for m in messages[seen:]
+                    ):
+                        agent.deliver()
 
     # Services
 
@@ -642,8 +652,8 @@ class World:
         kind = rng.random()
         if kind < 0.55:
             resources = ev.Resources(
-                gpu_milli=rng.choice((150, 250, 500, 700)),
-                gpu_memory_mib=rng.choice((8_000, 40_000, 80_000)),
+                gpu_milli=rng.choice((250, 700)),
+                gpu_memory_mib=rng.choice((8_000, 60_000)),
             )
         else:
             resources = ev.Resources(gpu=min(rng.choice((1, 1, 2, 4)), self.options.devices))
