@@ -260,6 +260,24 @@ def test_a_slice_is_free_once_it_was_released_or_its_node_fenced(tmp_path: Path)
         assert asked(log, "SELECT * FROM v_double_slice") == []
 
 
+def test_a_start_that_is_told_with_the_end_counts_as_one(tmp_path: Path) -> None:
+    """An agent killed between starting a run and saying so tells of both once it is back; a stale order never started."""
+    tape = Tape()
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append(
+            [
+                tape.fact(a_node()),
+                tape.fact(a_job()),
+                tape.fact(a_placement()),
+                tape.fact(finished(a_run(TRAIN), RunCause.SUCCESS, started_at=NOON + 7)),
+                tape.fact(a_placement(attempt=2)),
+                tape.fact(finished(a_run(TRAIN, 2), RunCause.STALE, was_started=False)),
+            ]
+        )
+        rows = asked(log, "SELECT run_id, epoch_ns(started) FROM v_run ORDER BY run_id")
+    assert rows == [(a_run(TRAIN), NOON + 7), (a_run(TRAIN, 2), None)]
+
+
 def test_a_strangers_bytes_spoil_no_question(tmp_path: Path) -> None:
     """What one decoder lets pass another may refuse; the views pass over it, and the raw row is there."""
     tape = Tape()

@@ -15,7 +15,7 @@ COUNTS: Final[Mapping[str, str]] = {
     "jobs_failed": "SELECT count(*) FROM events WHERE type LIKE 'JobFailed.%'",
     "jobs_cancelled": "SELECT count(*) FROM events WHERE type LIKE 'JobCancelled.%' OR type LIKE 'JobExpired.%'",
     "runs_placed": "SELECT count(*) FROM events WHERE type LIKE 'RunPlaced.%'",
-    "runs_started": "SELECT count(*) FROM events WHERE type LIKE 'RunStarted.%'",
+    "runs_started": "SELECT count(*) FROM v_run WHERE started IS NOT NULL",
     # Runs that a fencing took and whose replica was placed again.
     "runs_moved": """
         SELECT count(*) FROM v_run AS gone WHERE gone.state = 'lost' AND EXISTS (

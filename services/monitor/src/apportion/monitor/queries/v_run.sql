@@ -32,7 +32,11 @@ SELECT
         ELSE 'placed'
     END AS state,
     make_timestamp_ns(placed.placed_at) AS placed,
-    make_timestamp_ns(started.started_at) AS started,
+    -- An agent that was killed before it could say so tells of the start with the end.
+    make_timestamp_ns(coalesce(started.started_at, CASE
+        WHEN coalesce(CAST(finished.body -> '$.was_started' AS BOOLEAN), true)
+        THEN CAST(finished.body -> '$.started_at' AS BIGINT)
+    END)) AS started,
     make_timestamp_ns(finished.finished_at) AS finished,
     make_timestamp_ns(released.released_at) AS released,
     make_timestamp_ns(lost.lost_at) AS lost,
