@@ -261,7 +261,7 @@ def test_a_slice_is_free_once_it_was_released_or_its_node_fenced(tmp_path: Path)
 
 
 def test_a_start_that_is_told_with_the_end_counts_as_one(tmp_path: Path) -> None:
-    """An agent killed between starting a run and saying so tells of both once it is back; a stale order never started."""
+    """An agent killed between starting a run and saying so tells of both later; a stale order never started."""
     tape = Tape()
     with EventLog.open(tmp_path / "log.duckdb") as log:
         log.append(
