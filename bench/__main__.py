@@ -1,11 +1,19 @@
-"""``make bench``: the whole chain, what starting a process costs a node, and what reading a request costs."""
+"""``make bench``: the whole chain, what starting a process costs a node, and what reading a request costs.
+
+Of requests the good ones alone, and the good ones among as many hostile ones.
+"""
 
 import sys
 
-from bench import chain, decode_rate, spawn_rate
+from bench import chain, decode_rate, hostile_half, spawn_rate
 
 if __name__ == "__main__":
-    for name, measurement in (("chain", chain), ("spawn_rate", spawn_rate), ("decode_rate", decode_rate)):
+    for name, measurement in (
+        ("chain", chain),
+        ("spawn_rate", spawn_rate),
+        ("decode_rate", decode_rate),
+        ("hostile_half", hostile_half),
+    ):
         sys.stdout.write(f"# bench.{name}: {(measurement.__doc__ or '').splitlines()[0]}\n")
         sys.stdout.flush()
         measurement.main()

@@ -13,6 +13,7 @@ from apportion.contracts.causes import Refusal
 from apportion.contracts.envelope import Entry, Undecodable
 from apportion.contracts.testing import NOON
 from tests.contract import fuzz
+from tests.contract.judge import groups
 from tests.contract.mutations import Message, Mutator
 
 SUBJECT = "apportion.v1.main.wish.acme.JobRequested"
@@ -38,6 +39,34 @@ def test_nothing_that_anybody_sends_raises(subject: str, headers: dict[str, str]
 def messages() -> list[Message]:
     mutator = Mutator(11)
     return [mutator.message() for _ in range(1000)]
+
+
+def test_the_quick_parser_reads_what_the_careful_one_reads() -> None:
+    """Which of them reads a body depends on how it is written; what its publisher is told must not."""
+    read = 0
+    bodies = [case.bytes() for group in groups() for case in group.cases]
+    for body in (*bodies, *(body for _, _, body in messages())):
+        quick = diagnosis._plainly_parsed(body)
+        if quick is not None:
+            read += 1
+            assert diagnosis.parsed(body) == _as_written(quick), body
+    assert read > 300
+
+
+def _as_written(value: object) -> object:
+    """The value with its numbers as the careful parser keeps them: as text."""
+    match value:
+        case bool():
+            return value
+        case int():
+            return str(value)
+        case dict():
+            return {name: _as_written(item) for name, item in value.items()}
+        case list():
+            return [_as_written(item) for item in value]
+        case _:
+            assert not isinstance(value, float), value
+            return value
 
 
 HEADER_NAMES = st.sampled_from(

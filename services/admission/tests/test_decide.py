@@ -98,6 +98,26 @@ def test_wishes_are_answered_in_the_order_in_which_they_came() -> None:
     assert answers == [("JobAdmitted", 1), ("JobRejected", 2), ("WishRejected", 3), ("JobAdmitted", 4)]
 
 
+def test_three_hundred_hostile_wishes_delay_no_good_one_behind_them() -> None:
+    """Whoever floods a pool with what can't be read must not take anybody's place."""
+    history = a_pool()
+    for _ in range(300):
+        history.wish(Undecodable(code=Refusal.NOT_JSON, type="JobRequested", size=1))
+    history.wish(a_job_request())
+    said = history.decide()
+    assert [type(fact) for fact in said] == [*[ev.JobRejected] * 300, ev.JobAdmitted]
+    assert [getattr(fact, "answers", 0) for fact in said] == list(range(1, 302))
+
+
+def test_a_flood_that_cannot_be_read_leaves_room_for_what_jobs_need() -> None:
+    """A decision is one batch: an endless flood is refused in parts, and a round's other facts fit beside it."""
+    history = a_pool()
+    for _ in range(2 * core.REFUSED_PER_ROUND + 1):
+        history.wish(Undecodable(code=Refusal.NOT_JSON, type="JobRequested", size=1))
+    assert len(history.decide()) == core.REFUSED_PER_ROUND
+    assert len(history.settle()) == 2 * core.REFUSED_PER_ROUND + 1
+
+
 def test_a_round_answers_a_bounded_number_of_wishes_and_the_next_goes_on() -> None:
     """A batch on the bus has a limit; nothing is dropped because of it."""
     history = a_pool()

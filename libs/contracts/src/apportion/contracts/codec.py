@@ -313,6 +313,8 @@ def decode_body(name: str, body: bytes, upcasts: evolution.Upcasts = evolution.U
     if name in upcasts:
         return _upgraded(name, body, upcasts)
     decoder = _DECODERS[name]
+    if len(body) > diagnosis.LARGE_BYTES and (excess := diagnosis.fault_of_many(body, _KINDS[name])) is not None:
+        return _undecodable(name.partition(".")[0], body, excess)
     try:
         event: Event = decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError) as err:

@@ -21,6 +21,8 @@ from apportion.contracts.causes import Refusal
 from apportion.contracts.fields import GRAMMARS
 
 DEPTH_MAX: Final = 32
+LARGE_BYTES: Final = 4096
+MANY_NAMES: Final = 256
 SHOWN_MAX: Final = 128
 """Longest piece of a stranger's text that is repeated."""
 
@@ -90,6 +92,10 @@ _PARSER: Final = json.JSONDecoder(
 _ANY: Final = msgspec.json.Decoder()
 _ENCODER: Final = msgspec.json.Encoder()
 _MINUS_ZERO: Final = re.compile(rb"-0\s*[,}\]]")
+_DIGITS: Final = bytes.maketrans(b"123456789eE", b"000000000..")
+"""Makes a fraction or an exponent read ``0.``; text may look the same, and is then read with care."""
+_LONG: Final = b"0" * 18
+"""A number of so many digits may be more than 64 bits hold."""
 _TEXTS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _NO_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _UNPRINTABLE: Final = re.compile(rb"\\[bfnrtu]")
@@ -198,9 +204,38 @@ def parsed(body: bytes) -> dict[str, object] | Fault:
     return (next(_oddities(doc, ()), None) if is_odd else None) or doc
 
 
+def _plainly_parsed(body: bytes) -> dict[str, object] | None:
+    """What ``parsed`` finds, where the text is so plain that a fast parser can't read it otherwise; else None.
+
+    Most refused requests are plain, and a refusal should cost no more than an admission. Numbers come as numbers: here
+    they are whole and short, so that each is written in one way.
+    """
+    if _is_too_deep(body) or b"\\" in body or b"-0" in body:
+        return None
+    if not body.isascii() or not body.decode("ascii").isprintable():
+        return None
+    digits = body.translate(_DIGITS)
+    if b"0." in digits or _LONG in digits:
+        return None
+    try:
+        doc = _ANY.decode(body)
+    except msgspec.MsgspecError:
+        return None
+    # A name that occurs twice leaves fewer quotes.
+    if not isinstance(doc, dict) or _ENCODER.encode(doc).count(b'"') != body.count(b'"'):
+        return None
+    return doc
+
+
 def _is_too_deep(body: bytes) -> bool:
     if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
         return False
+    # What is too deep is so early, as a rule: then the rest of it, which may be long, need not be read.
+    return _goes_too_deep(body[:1024]) or (len(body) > 1024 and _goes_too_deep(body))
+
+
+def _goes_too_deep(body: bytes) -> bool:
+    """True where the text, or a beginning of one, opens more levels than are allowed."""
     depth = 0
     if b'"' in body:
         body = _TEXTS.sub(b"", body)
@@ -279,12 +314,27 @@ def _written(path: Path) -> str:
 
 def fault_of(body: bytes, kind: type[Struct], err: Exception) -> Fault:
     """Why ``body`` is no ``kind``, where decoding it ended in ``err``."""
-    doc = parsed(body)
+    is_invalid = isinstance(err, msgspec.ValidationError)
+    doc = (_plainly_parsed(body) if is_invalid else None) or parsed(body)
     if isinstance(doc, Fault):
         return doc
-    if isinstance(err, msgspec.ValidationError):
+    if is_invalid:
         return _explained(doc, kind, str(err))
     return Fault(code=Refusal.NOT_JSON, expected="one JSON object", found=shown(str(err)))
+
+
+def fault_of_many(body: bytes, kind: type[Struct]) -> Fault | None:
+    """Why a large body with very many names is no ``kind``, where it holds more of something than is allowed.
+
+    The decoder checks each name before it counts them, which takes it 100 times as long.
+    """
+    if body.count(b'":') <= MANY_NAMES or (doc := _plainly_parsed(body)) is None:
+        return None
+    try:
+        msgspec.convert(doc, kind)
+    except msgspec.ValidationError as err:
+        return _explained(doc, kind, str(err)) if "of length" in str(err) else None
+    return None
 
 
 def fault_of_value(doc: dict[str, object], kind: type[Struct], text: str) -> Fault:
@@ -296,21 +346,30 @@ _WHERE: Final = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[A-Za-z0-9_.\[
 _STEP: Final = re.compile(r"\.?([A-Za-z0-9_]+)|\[(\d+|\.\.\.)\]")
 
 
+@functools.lru_cache(maxsize=1024)
+def _said_where(text: str) -> tuple[str, tuple[str, ...], bool]:
+    """A decoder's message without its place, the steps to it, and whether it is about a name there. Most are alike."""
+    where = _WHERE.search(text)
+    if where is None:
+        return text, (), False
+    steps = tuple(match[1] or match[2] for match in _STEP.finditer(where["path"]))
+    return text[: where.start()], steps, where["key"] is not None
+
+
 def _explained(doc: dict[str, object], kind: type[Struct], text: str) -> Fault:
     if text.startswith("Object contains unknown field"):
         unknown = next(_unknown(doc, kind, ()), None)
         if unknown is not None:
             return unknown
-    where = _WHERE.search(text)
-    steps = [] if where is None else [match[1] or match[2] for match in _STEP.finditer(where["path"])]
-    said = text if where is None else text[: where.start()]
+    # A long message repeats a stranger's text, which is not worth keeping.
+    said, steps, is_about_name = _said_where(text) if len(text) <= 2 * SHOWN_MAX else _said_where.__wrapped__(text)
     path, value, hint = _walked(doc, kind, steps)
     if said.startswith("Object missing required field"):
         name = said.partition("`")[2].rstrip("`")
         return Fault(code=Refusal.FIELD_MISSING, field=_written((*path, name)), expected="a value", found="nothing")
     if path == ("type",):
         return _wrong_type(kind, value)
-    if where is not None and where["key"] and isinstance(value, dict):
+    if is_about_name and isinstance(value, dict):
         key_hint = _dict_hints(hint)[0]
         for key in value:
             if not _fits(key, key_hint):
@@ -447,10 +506,16 @@ def _hints(kind: type[Struct]) -> Mapping[str, Any]:
     return {name: hints[name] for name in kind.__struct_fields__}
 
 
-@functools.cache
 def _alternatives(hint: Any) -> tuple[tuple[Any, Meta | None], ...]:
     """The types of a union, null left out, each with its constraints."""
-    return tuple(_each_alternative(hint))
+    known = _KNOWN.get(id(hint))
+    if known is None:
+        known = _KNOWN[id(hint)] = (hint, tuple(_each_alternative(hint)))
+    return known[1]
+
+
+_KNOWN: Final[dict[int, tuple[Any, tuple[tuple[Any, Meta | None], ...]]]] = {}
+"""By identity, as hashing a type of `typing` takes longer than all else here; the hint is held, so that its id stays."""
 
 
 def _each_alternative(hint: Any) -> Iterator[tuple[Any, Meta | None]]:

@@ -37,6 +37,9 @@ __all__ = ["POLICY", "State", "decide", "evolve", "initial", "position", "restor
 FACTS_PER_ROUND: Final = 900
 """Facts of one decision; the bus stores at most 1,000 as one batch."""
 
+REFUSED_PER_ROUND: Final = 300
+"""Undecodable wishes that one decision refuses, beside the wishes that it answers."""
+
 RULES: Final = 3
 """Goes up whenever the same history would lead to another decision."""
 
@@ -65,6 +68,7 @@ def _policy() -> str:
             CONFIG_NAMES,
             WISHES_PER_ROUND,
             FACTS_PER_ROUND,
+            REFUSED_PER_ROUND,
             lifecycle.BACKOFF_S_MAX,
             validate.SIZING,
             validate.BUFFER_PCT,
@@ -89,8 +93,16 @@ def decide(state: State, now: int) -> list[ev.Fact]:
     At most ``FACTS_PER_ROUND`` facts: what is left is said by the next decision.
     """
     round_ = _Round(state, now)
-    for index, asked in enumerate(state.inbox):
-        if index >= state.wishes_per_round or not round_.answer(asked):
+    judged = refused = 0
+    for asked in state.inbox:
+        # What can't be read is refused beside the others: it takes no good wish's place in the round.
+        if asked.wish is None:
+            refused += 1
+        else:
+            judged += 1
+        if judged > state.wishes_per_round or refused > REFUSED_PER_ROUND or round_.is_full():
+            break
+        if not round_.answer(asked):
             break
     round_.go_on()
     return round_.facts
@@ -116,6 +128,10 @@ class _Round:
         """Jobs as the wishes answered so far leave them."""
         self._touched: set[JobId] = set()
         """Jobs about which this round has stated something; what else follows waits for the next."""
+
+    def is_full(self) -> bool:
+        """True where the answer to one more wish might not fit: it may bring with it what was due for its job."""
+        return len(self.facts) + 2 > FACTS_PER_ROUND
 
     # ------------------------------------------------------------------------------------------- wishes
 
