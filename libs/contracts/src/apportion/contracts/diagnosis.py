@@ -515,7 +515,7 @@ def _alternatives(hint: Any) -> tuple[tuple[Any, Meta | None], ...]:
 
 
 _KNOWN: Final[dict[int, tuple[Any, tuple[tuple[Any, Meta | None], ...]]]] = {}
-"""By identity, as hashing a type of `typing` takes longer than all else here; the hint is held, so that its id stays."""
+"""By identity: hashing a type of `typing` takes longer than all else here. The hint is held, so that its id stays."""
 
 
 def _each_alternative(hint: Any) -> Iterator[tuple[Any, Meta | None]]:
