@@ -150,6 +150,18 @@ def test_one_trace_follows_a_job_through_two_services(make: MakeTelemetry, tmp_p
     }
 
 
+def test_the_log_ends_each_step_of_a_sampled_job_and_of_no_other(make: MakeTelemetry, tmp_path: Path) -> None:
+    """What a job's trace shows last is that its event is kept."""
+    monitor = make("monitor")
+    monitor.logged("RunPlaced.v1", "acme/a", SAMPLED)
+    monitor.logged("RunPlaced.v1", "acme/b", SAMPLED[:-1] + "0")
+    monitor.logged("RunPlaced.v1", "acme/c", "nonsense")
+    monitor.shutdown()
+    (only,) = spans_of(tmp_path, "monitor")
+    assert (only["name"], only["kind"], only["trace_id"]) == ("log RunPlaced.v1", "consumer", SAMPLED[3:35])
+    assert only["parent_span_id"] == SAMPLED[36:52]
+
+
 @pytest.mark.parametrize("traces", [Traces.OFF, Traces.FILE])
 @pytest.mark.parametrize("flags", ["00", "02"])
 def test_an_unsampled_trace_is_passed_on_unchanged(make: MakeTelemetry, traces: Traces, flags: str) -> None:

@@ -144,6 +144,13 @@ def is_traceparent(text: str) -> bool:
     return version != 0xFF and trace_id != 0 and span_id != 0
 
 
+def _context_of(traceparent: str) -> Context:
+    """The context in which spans that follow from it begin."""
+    _, trace_id, span_id, _ = traceparent.split("-")[:4]
+    remote = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(TraceFlags.SAMPLED))
+    return otel.set_span_in_context(NonRecordingSpan(remote))
+
+
 class _JobIds(RandomIdGenerator):
     """Random span ids; a root's trace id is the one that was set just before."""
 
@@ -369,14 +376,28 @@ class Telemetry:
             if parent[54] not in _SAMPLED_DIGITS or self._tracers is None:
                 return parent
             if is_traceparent(parent):
-                _, trace_id, span_id, _ = parent.split("-")[:4]
-                remote = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(TraceFlags.SAMPLED))
-                return self._span(event_type, job_id, otel.set_span_in_context(NonRecordingSpan(remote)))
+                return self._span(event_type, job_id, _context_of(parent))
         root = hashlib.blake2b(job_id.encode(), digest_size=16).hexdigest()
         if int(root[16:], 16) >= self._sample_below:
             return f"00-{root}-{root[:16]}-00"
         self._ids.next_trace_id = int(root, 16)
         return self._span(event_type, job_id, otel.set_span_in_context(otel.INVALID_SPAN))
+
+    def logged(self, event_type: str, job_id: str, parent: str) -> None:
+        """Tell that an event of a sampled job is in the log: the last span of each step. Others cost a comparison."""
+        is_sampled = len(parent) >= _TRACEPARENT_LENGTH and parent[54] in _SAMPLED_DIGITS
+        if is_sampled and self._tracers is not None and is_traceparent(parent):
+            self.tracer.start_span(
+                f"log {event_type}",
+                _context_of(parent),
+                otel.SpanKind.CONSUMER,
+                {
+                    semconv.MESSAGING_SYSTEM: semconv.SYSTEM_NATS,
+                    **_operation("log", "process"),
+                    semconv.EVENT_TYPE: event_type,
+                    semconv.JOB_ID: job_id,
+                },
+            ).end()
 
     def _span(self, event_type: str, job_id: str, context: Context) -> str:
         span = self.tracer.start_span(

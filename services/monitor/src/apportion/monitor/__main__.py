@@ -52,7 +52,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             settings.bus_url, pool=pool, name=SERVICE, on_error=lambda err: log.warning("bus_error", error=str(err))
         )
         await bus.provision()
-        writer = LogWriter(event_log, bus, batch_s=settings.log_batch_ms / 1000)
+        writer = LogWriter(event_log, bus, batch_s=settings.log_batch_ms / 1000, on_logged=metrics.logged)
         reactor = Reactor(
             core=core,
             author=MONITOR,

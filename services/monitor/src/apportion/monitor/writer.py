@@ -15,6 +15,7 @@ import structlog
 from msgspec import Struct
 from nats.js.errors import NotFoundError
 
+from apportion.contracts.codec import TYPE_PREFIX
 from apportion.contracts.envelope import Stream
 from apportion.monitor.log import EventLog, check_bus
 from apportion.runtime.stream import Bus, RawMessage, StreamReader
@@ -37,12 +38,20 @@ class LogWriter:
     """The one that fills the log while the monitor lives."""
 
     def __init__(
-        self, event_log: EventLog, bus: Bus, *, batch_s: float, on_committed: Callable[[int, float], None] | None = None
+        self,
+        event_log: EventLog,
+        bus: Bus,
+        *,
+        batch_s: float,
+        on_committed: Callable[[int, float], None] | None = None,
+        on_logged: Callable[[str, str, str], None] | None = None,
     ) -> None:
         self._log = event_log
         self._bus = bus
         self._batch_s = batch_s
         self._on_committed = on_committed
+        self._on_logged = on_logged
+        """Told of each event that carried a trace context: its type, its job, the context."""
         self._readers: dict[Stream, StreamReader] = {}
         self._checked_restarts = 0
 
@@ -104,6 +113,12 @@ class LogWriter:
         rows = await asyncio.to_thread(self._log.append, messages)
         if self._on_committed is not None:
             self._on_committed(rows, time.perf_counter() - began)
+        if self._on_logged is not None:
+            for message in messages:
+                headers = message.headers or {}
+                if (trace := headers.get("traceparent")) is not None:
+                    kind = headers.get("ce-type", "").removeprefix(TYPE_PREFIX)
+                    self._on_logged(kind, headers.get("ce-correlationid", ""), trace)
         return rows
 
     async def _flush(self) -> None:
