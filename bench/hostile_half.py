@@ -7,7 +7,9 @@ that admission has to refuse, in turn.
 
 The figure: good wishes answered a second while half of all wishes are hostile, over half of the good wishes answered a
 second while the same number of wishes is all good. 1.0 says that a hostile wish costs what a good one costs; above, it
-costs less. A round measures both, one after the other, in CPU seconds of this process. Prints one JSON object.
+costs less. A round measures both, one after the other, in CPU seconds of this process; each stretch of 300 wishes
+counts with its best round, since other work on the machine takes caches and clock. Prints one JSON object, which has
+each round's own figure as well.
 ``python -m bench.hostile_half [--good N] [--rounds N]``.
 """
 
@@ -15,7 +17,6 @@ import argparse
 import gc
 import json
 import platform
-import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -76,23 +77,25 @@ class Measured:
         self._facts += 1
         core.evolve(self.state, as_fact(fact, self._facts, author=author))
 
-    def answer(self, sent: Sequence[Message]) -> float:
-        """CPU seconds until every wish is answered and the answers are folded."""
+    def answer(self, sent: Sequence[Message]) -> list[float]:
+        """CPU seconds until every wish is answered and the answers are folded, stretch by stretch."""
         decode, evolve, decide, state = codec.decode_wish, core.evolve, core.decide, self.state
         gc.collect()
-        began = time.process_time()
+        seconds: list[float] = []
         for start in range(0, len(sent), 300):
+            began = time.process_time()
             for seq, (subject, headers, body) in enumerate(sent[start : start + 300], start + 1):
                 evolve(state, decode(subject, headers, body, seq=seq, recorded_at=NOON))
             while facts := decide(state, NOON):
                 for fact in facts:
                     self._fold(fact, str(ADMISSION))
                     self.answers[type(fact).__name__] += 1
-        return time.process_time() - began
+            seconds.append(time.process_time() - began)
+        return seconds
 
 
-def measured(sent: Sequence[Message], *, admitted: int) -> float:
-    """CPU seconds for these wishes; they are all answered, and so many are admitted."""
+def measured(sent: Sequence[Message], *, admitted: int) -> list[float]:
+    """CPU seconds for these wishes, by stretch; they are all answered, and so many are admitted."""
     pool = Measured()
     seconds = pool.answer(sent)
     assert pool.answers["JobAdmitted"] == admitted, pool.answers
@@ -111,7 +114,8 @@ def main() -> None:
     mixed = list(chain.from_iterable(zip(all_good[:count], hostile_messages(count), strict=True)))
     measured(mixed, admitted=count)  # what is compiled or cached once is done before the clock runs
     rounds = [(measured(all_good, admitted=2 * count), measured(mixed, admitted=count)) for _ in range(options.rounds)]
-    shares = sorted(good_s / mixed_s for good_s, mixed_s in rounds)
+    good_s, mixed_s = (sum(map(min, zip(*each, strict=True))) for each in zip(*rounds, strict=True))
+    shares = sorted(sum(good) / sum(mixed) for good, mixed in rounds)
     print(
         json.dumps(
             {
@@ -119,13 +123,10 @@ def main() -> None:
                 "machine": platform.machine(),
                 "good_wishes": count,
                 "hostile_wishes": count,
-                "good_a_second_all_good": round(2 * count / statistics.median(good_s for good_s, _ in rounds)),
-                "good_a_second_half_hostile": round(count / statistics.median(mixed_s for _, mixed_s in rounds)),
-                "kept_share_of_the_good_half": {
-                    "median": round(statistics.median(shares), 3),
-                    "least": round(shares[0], 3),
-                    "most": round(shares[-1], 3),
-                },
+                "good_a_second_all_good": round(2 * count / good_s),
+                "good_a_second_half_hostile": round(count / mixed_s),
+                "kept_share_of_the_good_half": round(good_s / mixed_s, 3),
+                "by_round": [round(share, 3) for share in shares],
             },
             indent=1,
         )
