@@ -10,7 +10,7 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Mode, RunCause
 from apportion.contracts.ids import JobId, NodeId, RunId
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement
-from apportion.monitor.log import EventLog
+from apportion.monitor.log import EventLog, own_questions
 from apportion.monitor.testing import Recorded, Tape
 
 NODE = NodeId("node-1")
@@ -39,7 +39,8 @@ def _found(path: Path, history: History) -> dict[str, int]:
     file = path / "log.duckdb"
     with EventLog.open(file) as log:
         log.append(history.messages)
-    return proof.figures(proof.asker(file))
+    with own_questions(file) as ask:
+        return proof.figures(ask)
 
 
 def _run_of(placed: ev.RunPlaced) -> tuple[ev.RunStarted, ev.RunFinished, ev.RunReleased]:

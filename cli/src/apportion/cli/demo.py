@@ -486,21 +486,20 @@ def workload_program() -> list[str]:
 def proof_of(path: Path, positions: dict[str, int], publisher: dict[str, Any]) -> dict[str, Any]:
     """Every figure of the proof, from the log at ``path``, which nobody may be writing."""
     from apportion.cli.replaying import replay_all
-    from apportion.monitor.log import verify
+    from apportion.monitor.log import own_questions, verify
 
-    ask = proof.asker(path)
-    found = proof.figures(ask)
-    logged = {
-        str(stream): int(seq) for stream, seq in ask("SELECT stream, max(stream_seq) FROM events GROUP BY stream")
-    }
+    with own_questions(path) as ask:
+        found = proof.figures(ask)
+        last = ask("SELECT stream, max(stream_seq) FROM events GROUP BY stream")
+        wait_p95_ms = int(ask(proof.WAIT_P95_MS)[0][0])
+        gpu_s = float(ask(proof.GPU_S)[0][0])
+        refusals = {str(code): int(times) for code, times in ask(proof.REFUSALS)}
+    logged = {str(stream): int(seq) for stream, seq in last}
     # What the bus acknowledged and the log doesn't have is lost as well.
     found["lost"] += sum(max(0, seq - logged.get(stream, 0)) for stream, seq in positions.items())
     found["lost"] += max(0, int(publisher["last_seq"]) - logged.get("wishes", 0))
     verdict = verify(path)
     report = replay_all(path)
-    wait_p95_ms = int(ask(proof.WAIT_P95_MS)[0][0])
-    gpu_s = float(ask(proof.GPU_S)[0][0])
-    refusals = {str(code): int(times) for code, times in ask(proof.REFUSALS)}
     broken = proof.broken(found)
     return {
         **found,

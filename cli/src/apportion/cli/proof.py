@@ -78,22 +78,10 @@ Ask = Callable[[str], list[tuple[Any, ...]]]
 
 def figures(ask: Ask) -> dict[str, int]:
     """Every count and every claim, by name."""
-    questions = {**COUNTS, **CLAIMS}
-    # One statement, since opening the log costs more than reading it.
-    [row] = ask(f"SELECT {', '.join(f'({question})' for question in questions.values())}")
-    return {name: int(count) for name, count in zip(questions, row, strict=True)}
+    # One at a time: all in one statement would need the memory of all of them at once.
+    return {name: int(ask(question)[0][0]) for name, question in {**COUNTS, **CLAIMS}.items()}
 
 
 def broken(found: Mapping[str, int]) -> dict[str, int]:
     """The claims that don't hold, with how often."""
     return {name: found[name] for name in CLAIMS if found[name]}
-
-
-def asker(log_path: Any) -> Ask:
-    """Asks the log at that path, which nobody may be writing."""
-    from apportion.monitor.log import ask_locked_down
-
-    def ask(question: str) -> list[tuple[Any, ...]]:
-        return ask_locked_down(log_path, question, limit=1000, seconds=60.0).rows
-
-    return ask
