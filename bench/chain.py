@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from apportion.cli import leftovers
 from apportion.cli.supervisor import NodePlan, PoolPlan, Supervisor
 from apportion.contracts import codec
@@ -232,6 +234,8 @@ def main() -> int:
     parser.add_argument("--idle", type=int, default=100)
     parser.add_argument("--devices", type=int, default=8)
     asked = parser.parse_args()
+    # Figures alone on standard output: what the supervisor says belongs beside them.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         import uvloop  # the services' loop, where it is there
 
