@@ -49,9 +49,16 @@ def small(seed: int) -> Options:
     )
 
 
+def hurried(seed: int) -> Options:
+    """A crowded run in which people change their minds while the placer's batches are on their way."""
+    return Options(
+        seed=seed, nodes=2, devices=2, jobs=60, arrival_ms=120, fault_ms=3000, cancelled=0.6, slow_batches=0.5
+    )
+
+
 def broken_within(seeds: int) -> str:
     """What the first seed that breaks a rule says; fails where none does."""
-    for options in (*map(small, range(1, seeds + 1)), *map(options_of, corpus())):
+    for options in (kind(seed) for seed in range(1, seeds + 1) for kind in (small, hurried)):
         try:
             run(options)
         except RunBroken as broken:
