@@ -30,8 +30,12 @@ def a_service(body: str, loop: str = "uvloop", drain_s_max: float = 30.0) -> sub
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and what was said until then."""
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out + err
+    assert process.stdout is not None
+    assert process.stderr is not None
+    # Not communicate(): it reads past the buffer into which readline() may have taken more than its line.
+    with process, process.stdout, process.stderr:
+        said = process.stdout.read() + process.stderr.read()
+        return process.wait(60), said
 
 
 both_loops = pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
