@@ -16,11 +16,12 @@ from typing import Any
 import msgspec
 
 from apportion.admission import validate
-from apportion.contracts import codec
+from apportion.contracts import codec, subjects
 from apportion.contracts import events as ev
+from apportion.contracts.ids import PoolId, TenantId
 from apportion.contracts.testing import NOON
 
-SUBJECT = "apportion.v1.main.wish.acme.JobRequested"
+SUBJECT = subjects.wish(PoolId("main"), TenantId("acme"), ev.JobRequested)
 TYPE = "io.apportion.JobRequested.v1"
 
 SMALL = '{"queue":"main","workload":{"command":["/bin/true"]},"resources":{"gpu_milli":250,"gpu_memory_mib":4096}}'

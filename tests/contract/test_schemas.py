@@ -1,9 +1,6 @@
 """The published schemas say what the decoder does, by the word of two validators that know nothing of each other."""
 
-import hashlib
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from apportion.contracts import events as ev
 from tests.contract.golden import example
 from tests.contract.judge import groups
 from tests.contract.mutations import Mutator, decoder_takes, profiled, schema_takes
+from tests.npm import installed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NODE = Path(__file__).with_name("node")
@@ -135,24 +133,7 @@ def test_decoder_and_schema_agree_on_any_values(changes: dict[str, Any], parts: 
 @pytest.fixture(scope="module")
 def node() -> Path:
     """A folder with the packages that the lock file names; without one the test is skipped, with its reason."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed: ajv and the AsyncAPI parser did not run")
-    lock = (NODE / "package-lock.json").read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "apportion-tests" / f"node-{hashlib.sha256(lock).hexdigest()[:16]}"
-    if not (folder / "ready").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(NODE / name, folder)
-        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        try:
-            made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
-        except subprocess.TimeoutExpired:
-            pytest.skip("npm ci took too long: ajv and the AsyncAPI parser did not run")
-        if made.returncode != 0:
-            pytest.skip(f"npm ci failed, so ajv and the AsyncAPI parser did not run: {made.stderr[-300:]}")
-        (folder / "ready").touch()
-    return folder
+    return installed(NODE, without="ajv and the AsyncAPI parser")
 
 
 def ask(node: Path, what: str, where: Path, given: str = "") -> Any:

@@ -1,10 +1,7 @@
 """Programs that know nothing of ours, as another system has them: each asks for a job and is answered."""
 
-import hashlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import pytest
 
 from apportion.contracts.envelope import Stream
+from tests.npm import installed
 from tests.publishers.conftest import Pool
 
 pytestmark = pytest.mark.integration
@@ -63,24 +61,7 @@ async def test_the_shell_says_when_nobody_answers(pool: Pool, tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def node() -> Path:
     """A folder with the client that the lock file names; without one the test is skipped, with its reason."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed: node.mjs did not run")
-    lock = (NODE / "package-lock.json").read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "apportion-tests" / f"node-{hashlib.sha256(lock).hexdigest()[:16]}"
-    if not (folder / "ready").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(NODE / name, folder)
-        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        try:
-            made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
-        except subprocess.TimeoutExpired:
-            pytest.skip("npm ci took too long: node.mjs did not run")
-        if made.returncode != 0:
-            pytest.skip(f"npm ci failed, so node.mjs did not run: {made.stderr[-300:]}")
-        (folder / "ready").touch()
-    return folder
+    return installed(NODE, without="node.mjs")
 
 
 async def test_node_with_the_official_client(pool: Pool, node: Path) -> None:
