@@ -376,7 +376,10 @@ async def test_a_pid_that_passed_to_another_process_is_neither_adopted_nor_kille
     stranger = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
     try:
         claim = json.loads((directory / "claim").read_text())
-        (directory / "claim").write_text(json.dumps({**claim, "pid": stranger.pid}))
+        # A pid comes back only after all others were used, so its new holder never began in the same clock tick.
+        # Here the stranger may begin within the tick of the first, so it is the claim that is put back by one.
+        earlier = {**claim, "pid": stranger.pid, "start_ticks": claim["start_ticks"] - 1}
+        (directory / "claim").write_text(json.dumps(earlier))
         async with Processes(root, spawner_idle_s=0.5) as processes:
             assert await processes.adopt() == {RUN: Lost(reason=LossReason.SHIM_GONE)}
             assert processes.live() == {}
