@@ -801,6 +801,15 @@ class LateFactIgnored(Fact, frozen=True, kw_only=True, tag="LateFactIgnored.v1")
     why: str
 
 
+class MigPlacement(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where on its device a MIG instance lies, in memory slices: it covers ``start`` to ``start + size - 1``."""
+
+    profile: str
+    """As in ``1g.10gb``: the name by which the device's agent announced it."""
+    start: int
+    size: int
+
+
 class Slice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A share of one device, and how it is enforced."""
 
@@ -808,6 +817,8 @@ class Slice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     compute_milli: int
     memory_mib: int
     mode: Mode
+    mig: MigPlacement | None = None
+    """Of a slice in MIG mode: the instance that the agent makes at exactly this place."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -872,6 +883,44 @@ class JobPendingReasonChanged(Fact, frozen=True, kw_only=True, tag="JobPendingRe
     hint: str = ""
 
 
+class MigProfile(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One size of MIG instance that the device offers, as its driver says it."""
+
+    name: str
+    """As in ``1g.10gb`` or ``1g.10gb+me``."""
+    starts: tuple[int, ...]
+    """Where an instance of it may begin, in memory slices."""
+    size: int
+    """How many memory slices it covers."""
+    memory_mib: int
+    sms: int
+    compute_slices: int
+    instances_max: int
+
+
+class MigInstance(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A MIG instance that is there."""
+
+    uuid: str
+    """Of the MIG device; another one each time that an instance is made."""
+    profile: str
+    start: int
+    size: int
+
+
+class Mig(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a device that can be partitioned in hardware offers."""
+
+    enabled: bool = False
+    """MIG mode is on: it offers instances and nothing else. An operator's doing; Apportion never changes it."""
+    memory_slices: int = 0
+    compute_slices: int = 0
+    profiles: tuple[MigProfile, ...] = ()
+    """Sizes and places, also where the mode is off and its driver tells them."""
+    foreign: tuple[MigInstance, ...] = ()
+    """Instances that none of the pool's runs has: their places are taken, and nobody here destroys them."""
+
+
 class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One device as its node's agent found it."""
 
@@ -888,6 +937,18 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     modes: tuple[Mode, ...]
     """Slice modes whose probe succeeded."""
     health: DeviceHealth = DeviceHealth.HEALTHY
+    cpus: tuple[int, ...] = ()
+    """CPUs near it; empty where its driver doesn't say."""
+    pci_bus_id: str = ""
+    pcie_generation: int = 0
+    pcie_lanes: int = 0
+    """Both as the slot and the board can do at most; 0 where its driver doesn't say."""
+    nvlinks: int = 0
+    """Links that are up."""
+    encoders: int = 0
+    """H.264 encoding capacity that is free, in percent of the board's; 0 where it has no encoder."""
+    mig: Mig | None = None
+    """None where the device can't be partitioned."""
 
 
 class NodeRegistered(Fact, frozen=True, kw_only=True, tag="NodeRegistered.v1"):
@@ -906,6 +967,10 @@ class NodeRegistered(Fact, frozen=True, kw_only=True, tag="NodeRegistered.v1"):
     simulated: bool = False
     labels: dict[str, str] = {}
     agent_version: str = ""
+    cuda_version: str = ""
+    """The newest that the driver runs, as in ``13.0``."""
+    capabilities: dict[str, str] = {}
+    """What the node's probes found, by probe: which MPS there is, whether memory is limited by cgroup, and so on."""
 
 
 class DeviceHealthChanged(Fact, frozen=True, kw_only=True, tag="DeviceHealthChanged.v1"):

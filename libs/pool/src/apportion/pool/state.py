@@ -569,20 +569,7 @@ def _health(pool: Pool, entry: Entry, event: ev.DeviceHealthChanged) -> None:
 
 
 def _with_health(device: ev.Device, health: DeviceHealth) -> ev.Device:
-    # Not structs.replace: this is the hot path of nothing, and naming the fields keeps a new one from being forgotten.
-    return ev.Device(
-        uuid=device.uuid,
-        index=device.index,
-        model=device.model,
-        memory_mib=device.memory_mib,
-        compute_milli=device.compute_milli,
-        sms=device.sms,
-        arch=device.arch,
-        compute_capability=device.compute_capability,
-        numa_node=device.numa_node,
-        modes=device.modes,
-        health=health,
-    )
+    return replace(device, health=health)
 
 
 def _node_state(pool: Pool, entry: Entry, node_id: NodeId, state: NodeState) -> None:
