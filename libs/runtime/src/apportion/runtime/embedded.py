@@ -138,6 +138,7 @@ class EmbeddedServer:
     ``start`` returns once it is ready and known to be durable; ``supervise`` restarts it on the same ports whenever it
     dies, until ``stop``. As an async context manager it does all three. Port 0 takes any free port; a wanted port that
     is taken is replaced by a free one, with a warning. A server that a dead supervisor left behind is adopted.
+    ``access`` is a file that says who is let in (``keys``); without one, everybody on this machine is.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class EmbeddedServer:
         max_file_store_mib: int = 20 * 1024,
         start_timeout_s: float = 30.0,
         environ: dict[str, str] | None = None,
+        access: Path | None = None,
         on_restart: Callable[[int], None] | None = None,
     ) -> None:
         self.data_dir = data_dir.absolute()
@@ -163,6 +165,7 @@ class EmbeddedServer:
         self._max_file_store_mib = max_file_store_mib
         self._start_timeout_s = start_timeout_s
         self._environ = dict(os.environ) if environ is None else environ
+        self._access = access
         self._on_restart = on_restart
         self._bus_dir = self.data_dir / "bus"
         self._config_path = self._bus_dir / "nats-server.conf"
@@ -224,6 +227,11 @@ class EmbeddedServer:
             self._unlock()
             raise
         log.info("bus_ready", url=self.url, monitor_url=self.monitor_url, version=self.version, pid=self.pid)
+
+    def reload(self) -> None:
+        """Have the server read its configuration again: who is let in. It cuts off whom it lets in no more."""
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGHUP)
 
     async def stop(self, timeout_s: float = 10.0) -> None:
         """End the server: SIGTERM first, SIGKILL after ``timeout_s``. Idempotent; what was acknowledged stays."""
@@ -370,6 +378,8 @@ class EmbeddedServer:
             key: json.dumps(str(value), ensure_ascii=False)
             for key, value in {"name": self.name, "store": self._bus_dir, "log": self._log_path}.items()
         }
+        # The server looks for an included file beside its own, and takes no absolute name.
+        access = "" if self._access is None else f'include "{self._access.relative_to(self._bus_dir)}"\n'
         return f"""\
 # Written at each start of the embedded bus; edits are lost.
 server_name: {quoted["name"]}
@@ -391,7 +401,7 @@ jetstream {{
   max_mem_store: 268435456
   strict: true
 }}
-"""
+{access}"""
 
     def _log_tail(self, lines: int = 12) -> str:
         """What the server said last, for people."""
@@ -437,6 +447,8 @@ jetstream {{
         if fits and await asyncio.to_thread(self._is_ready):
             await check_durable(self.monitor_url)
             self._adopted = left
+            if self._access is not None:
+                self.reload()  # who is let in may have changed since it read that
             log.info("bus_adopted", pid=left.pid, url=self.url)
             return True
         log.warning("bus_orphan_ended", pid=left.pid, port=left.port)

@@ -9,7 +9,8 @@ import contextlib
 import json
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import nats
@@ -26,6 +27,7 @@ from apportion.contracts import subjects
 from apportion.contracts.codec import Message
 from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import Author, PoolId
+from apportion.runtime.keys import options_of
 
 BATCH_EVENTS_MAX: Final = 1000
 """The server's limit on one atomic batch."""
@@ -85,6 +87,20 @@ class BusUnreachable(BusError):
         super().__init__(
             f"no nats-server answered at {url} within {waited_s:g} s ({detail}): start one with `apportion up`, "
             "or give its address with --bus-url"
+        )
+
+
+class BusRefused(BusError):
+    """A server answered, and does not let us in."""
+
+    exit_code = 7
+
+    def __init__(self, *, url: str, has_key: bool) -> None:
+        self.url = url
+        found = "a key that it doesn't know" if has_key else "no key"
+        super().__init__(
+            f"the bus at {url} does not let us in: expected a key that it knows, found {found}. "
+            "Name the file of your key with --bus-key-file; `apportion keys new` on the pool's machine makes one"
         )
 
 
@@ -388,6 +404,18 @@ class _Delivery:
             reader.push(raw)
 
 
+async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Returns or raises what the first of them to end does; the others are cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await next(task for task in tasks if task in done)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Bus:
     """One connection to the bus of one pool."""
 
@@ -412,14 +440,23 @@ class Bus:
         name: str,
         on_error: Callable[[Exception], None] | None = None,
         wait_s: float = 10.0,
+        key: Path | None = None,
     ) -> "Bus":
-        """A connection that reconnects for ever; raises BusUnreachable where nobody answers within ``wait_s``."""
+        """A connection that reconnects for ever; raises BusUnreachable where nobody answers within ``wait_s``.
+
+        ``key`` is the file of the seed to speak with, where the bus lets in whom it knows. Raises KeyProblem, and
+        BusRefused where the bus doesn't know it.
+        """
+        options = {} if key is None else options_of(key)
         client = _Client()
         bus = cls(client, pool=pool, url=url)
+        refused = asyncio.Event()
 
         async def noticed(error: Exception) -> None:
             bus.errors += 1
             bus.last_error = f"{type(error).__name__}: {error}"
+            if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in str(error).lower():
+                refused.set()
             if on_error is not None:
                 on_error(error)
 
@@ -440,11 +477,21 @@ class Bus:
                 connect_timeout=2,
                 allow_reconnect=True,
                 pending_size=64 * 1024 * 1024,
+                **options,
             )
+
+        async def until_refused() -> None:
+            # The library would try again for ever with what was refused.
+            await refused.wait()
+            raise BusRefused(url=url, has_key=key is not None)
 
         try:
             async with asyncio.timeout(wait_s):
-                await attempt()
+                await _first_of(attempt(), until_refused())
+        except BusRefused:
+            with contextlib.suppress(Exception):
+                await client.close()
+            raise
         except (TimeoutError, OSError, nats.errors.Error) as err:
             with contextlib.suppress(Exception):
                 await client.close()
@@ -684,6 +731,7 @@ class Bus:
 __all__ = [
     "Bus",
     "BusError",
+    "BusRefused",
     "BusUnreachable",
     "Fenced",
     "Lease",
