@@ -1,11 +1,12 @@
 """``make bench``: the whole chain, what starting a process costs a node, and what reading a request costs.
 
-Of requests the good ones alone, and the good ones among as many hostile ones.
+Of requests the good ones alone, and the good ones among as many hostile ones. And how long nobody decides after
+an author was killed or paused.
 """
 
 import sys
 
-from bench import chain, decode_rate, hostile_half, spawn_rate
+from bench import chain, decode_rate, failover, hostile_half, spawn_rate
 
 if __name__ == "__main__":
     for name, measurement in (
@@ -13,6 +14,7 @@ if __name__ == "__main__":
         ("spawn_rate", spawn_rate),
         ("decode_rate", decode_rate),
         ("hostile_half", hostile_half),
+        ("failover", failover),
     ):
         sys.stdout.write(f"# bench.{name}: {(measurement.__doc__ or '').splitlines()[0]}\n")
         sys.stdout.flush()

@@ -57,6 +57,32 @@ def test_every_service_understands_what_it_is_started_with(tmp_path: Path) -> No
     assert agent.heartbeat_ms * 3 < 1000
 
 
+def test_standbys_are_the_same_services_with_files_of_their_own(tmp_path: Path) -> None:
+    """Two processes of one author must not write the same files; agents have no standby."""
+    plan = _plan(tmp_path, standby=True)
+    lines = dict(supervisor.command_lines(plan, python="python3"))
+    assert sorted(lines) == [
+        "admission",
+        "admission-standby",
+        "monitor",
+        "monitor-standby",
+        "node-agent-node-1",
+        "placer",
+        "placer-standby",
+    ]
+    environ = supervisor.service_environment(plan, "nats://127.0.0.1:4333")
+    for author in supervisor.AUTHORS:
+        first, second = lines[author], lines[f"{author}-{supervisor.STANDBY}"]
+        assert second[: len(first)] == first
+        module = importlib.import_module(f"{first[2]}.__main__")
+        kind, table = SETTINGS[first[2]]
+        read = [
+            from_command_line(getattr(module, kind), table, argv[3:], environ=environ).settings
+            for argv in (first, second)
+        ]
+        assert [(each.standby, each.data_dir) for each in read] == [(False, tmp_path), (True, tmp_path / "standby")]
+
+
 def test_the_file_decides_a_services_log_level_where_nobody_said_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
 """The placer as a process of its own, on a real bus: it places, survives kill -9, and places nothing twice."""
 
 import asyncio
+import contextlib
+import json
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -9,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from apportion.contracts import events as ev
+from apportion.contracts import subjects
 from apportion.contracts.causes import Pending
 from apportion.contracts.codec import Message, decode_fact, encode_fact
 from apportion.contracts.envelope import Entry, Stream
-from apportion.contracts.ids import ADMISSION, Author, JobId, NodeId, PoolId, agent_author
+from apportion.contracts.ids import ADMISSION, PLACER, Author, JobId, NodeId, PoolId, agent_author
 from apportion.contracts.testing import a_job, a_node, a_queue
 from apportion.placer import core
 from apportion.runtime.embedded import EmbeddedServer
+from apportion.runtime.health import probe
 from apportion.runtime.stream import Bus, Lease
 
 pytestmark = pytest.mark.integration
@@ -130,3 +134,64 @@ async def test_a_policy_that_nobody_wrote_is_refused(bus: Bus, service: Service)
     assert service.process is not None
     assert await service.process.wait() == 2
     assert (await bus.position(Stream.FACTS)).last_seq == 0
+
+
+async def claim_of(bus: Bus, number: int) -> ev.LeaseClaimed:
+    """The placer's claim of that number, once there is one."""
+    reader = await bus.reader(Stream.FACTS, after=0, filters=(subjects.lease(POOL, PLACER),))
+    found: list[ev.LeaseClaimed] = []
+    async with asyncio.timeout(30):
+        async for batch in reader.batches():
+            for raw in batch:
+                event = decode_fact(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at).event
+                assert isinstance(event, ev.LeaseClaimed)
+                found.append(event)
+            if len(found) >= number:
+                break
+    await reader.close()
+    return found[number - 1]
+
+
+async def test_a_standby_places_while_the_first_is_paused_and_the_first_then_ends(bus: Bus, tmp_path: Path) -> None:
+    """What the paused one believes when it wakes is stored by nobody; a killed one is followed just so."""
+    one, other = Service(bus.url, tmp_path / "one"), Service(bus.url, tmp_path / "other")
+    admission, agent = Other(bus, ADMISSION), Other(bus, agent_author(NodeId("node-1")))
+    await admission.state(a_queue(), a_job("job-0"))
+    await agent.state(a_node(devices=8))
+    try:
+        await one.start()
+        await placer_facts(bus, 1)
+        await other.start("--standby", "--takeover-ms", "1000")
+        await until_follows(tmp_path / "other")
+        assert one.process is not None
+        one.process.send_signal(signal.SIGSTOP)
+        await admission.state(a_job("job-1"))
+        taken = await claim_of(bus, 2)
+        assert taken.follows
+        assert taken.silent_ms >= 1_000
+        await placer_facts(bus, 2)
+        one.process.send_signal(signal.SIGCONT)
+        assert await one.process.wait() == 1
+        await one.start("--standby", "--takeover-ms", "1000")
+        await until_follows(tmp_path / "one")
+        await other.end(signal.SIGKILL)
+        await admission.state(a_job("job-2"))
+        placed = [entry.event for entry in await placer_facts(bus, 3)]
+        assert [event.job_id for event in placed if isinstance(event, ev.RunPlaced)] == [
+            f"acme/job-{number}" for number in range(3)
+        ]
+    finally:
+        for service in (one, other):
+            await service.end(signal.SIGKILL)
+
+
+async def until_follows(data_dir: Path) -> None:
+    """Until the process of that directory stands by."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                run = json.loads((data_dir / "run" / "placer.json").read_bytes())
+                is_ready, said = await asyncio.to_thread(probe, run["health_port"])
+                if is_ready and json.loads(said)["role"] == "standby":
+                    return
+            await asyncio.sleep(0.05)

@@ -26,6 +26,11 @@ _SIZE_CONTEXT: Final = {"ignore_unknown_options": True, "allow_extra_args": True
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="The bus's port; a free one where it is taken. Default: 4222."
 )
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="A second process of admission, placer and monitor, which takes over from the first.",
+)
 @click.option("--config", "config_file", type=click.Path(dir_okay=False, exists=True), help="apportion.toml to read.")
 @click.option("--data-dir", metavar="DIR", help="Where the pool keeps its files.")
 @click.option("--pool", metavar="NAME", help="The pool's name. Default: main.")
@@ -35,6 +40,7 @@ def up(
     devices: int | None,
     profile: str | None,
     port: int | None,
+    standby: bool,
     config_file: str | None,
     data_dir: str | None,
     pool: str | None,
@@ -67,6 +73,7 @@ def up(
         bus_port=settings.bus_port,
         nodes=local_nodes(simulate=settings.nodes, devices=settings.devices, profile=settings.profile),
         queues=from_file(named),
+        standby=standby,
         config_file=named if named is None or named.name != CONFIG_FILE or config_file else None,
     )
     quiet_logs()
@@ -147,12 +154,13 @@ def banner(supervisor: "Supervisor") -> list[str]:
     bus = f"nats-server {supervisor.server.version:<9} {supervisor.server.url}   durable (fsync before ack)"
     if plan.bus_port and not supervisor.server.url.endswith(f":{plan.bus_port}"):
         bus += f"   (port {plan.bus_port} is taken: a free one)"
+    services = f"admission placer monitor{' (two of each)' if plan.standby else ''}, {len(plan.nodes)} node agents"
     return [
         f"apportion {version('apportion-cli')}  pool {plan.pool}: {what}",
         f"  bus        {bus}",
         f"  log        DuckDB                {log_file(supervisor.data_dir, plan.pool)}",
         f"  monitor    {supervisor.monitor_url}   /healthz /readyz /metrics",
-        f"  services   admission placer monitor, {len(plan.nodes)} node agents   ready in {supervisor.ready_s:.1f} s",
+        f"  services   {services}   ready in {supervisor.ready_s:.1f} s",
         f"  queues     {', '.join(f'{queue.queue} ({len(queue.tenants)} tenants)' for queue in plan.queues)}",
         "next: apportion submit FILE   apportion jobs   apportion events -f   Ctrl-C stops",
     ]

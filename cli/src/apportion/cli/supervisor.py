@@ -8,6 +8,8 @@
                   ├─ apportion.monitor      │
                   └─ apportion.node_agent   ┘ one per node; its simulated node and its runs are processes of their own
 
+With ``standby`` there are two of each author, and whichever is restarted stands by for the other.
+
 What the services decide is theirs. This module knows their command lines, their files and their signals.
 """
 
@@ -34,12 +36,16 @@ from apportion.contracts.ids import PoolId
 from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.stream import Bus
 
+AUTHORS: Final = ("monitor", "admission", "placer")
+"""Services of which one process decides at a time."""
 BACKOFF_S_MIN: Final = 0.1
 BACKOFF_S_MAX: Final = 5.0
 SETTLED_S: Final = 10.0
 """A service that lived this long had started well: its next death is answered at once again."""
 READY_S_MAX: Final = 60.0
 DRAIN_S_MAX: Final = 10.0
+STANDBY: Final = "standby"
+"""Where the second process of each author keeps its files, below the pool's directory, and the end of its name."""
 HEARTBEATS: Final = 4
 """Signs of life within the silence that makes a node suspect: one may be lost, and one late."""
 _POLL_S: Final = 0.03
@@ -89,6 +95,8 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
     """After this silence a node is fenced; None: the monitor's own default."""
     log_level: str | None = None
     """What all services log from; None: what each is told by its environment and file."""
+    standby: bool = False
+    """Two processes of each author, one of which follows and takes over."""
     config_file: Path | None = None
     why_simulated: str = "no NVIDIA driver found"
     """Why the nodes are simulated, for the banner."""
@@ -104,13 +112,25 @@ class _Health(Struct):
 class Service:
     """One service: its process, and the loop that keeps one running."""
 
-    def __init__(self, name: str, argv: Sequence[str], *, env: dict[str, str], data_dir: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: dict[str, str],
+        data_dir: Path,
+        when_restarted: Sequence[str] = (),
+    ) -> None:
         self.name = name
         self.argv = tuple(argv)
+        self._when_restarted = tuple(when_restarted)
+        """Arguments more of a process that is started because the last one died."""
+        self._has_died = False
         self.restarts = 0
         self.log_path = data_dir / "logs" / f"{name}.log"
         self._env = env
-        self._run_path = data_dir / "run" / f"{name}.json"
+        folder = data_dir / STANDBY if name.endswith(f"-{STANDBY}") else data_dir
+        self._run_path = folder / "run" / f"{name.removesuffix(f'-{STANDBY}')}.json"
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
@@ -134,6 +154,7 @@ class Service:
     def start(self, changed: Callable[[], None]) -> None:
         """Keep one process running from now on; ``changed`` is called when it is another."""
         self._changed = changed
+        self._has_died = False
         self._wanted.set()
         if self._task is None:
             self._task = asyncio.create_task(self._keep(), name=f"keep-{self.name}")
@@ -181,12 +202,14 @@ class Service:
             pause = min(BACKOFF_S_MIN * 2 ** (failures - 1), BACKOFF_S_MAX)
             log.warning("service_died", service=self.name, exit_code=code, restart_in_s=pause, log=str(self.log_path))
             self.restarts += 1
+            self._has_died = True
             await asyncio.sleep(pause)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         with self.log_path.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *self.argv,
+                *(self._when_restarted if self._has_died else ()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -325,8 +348,15 @@ class Supervisor:
 
     def _services(self) -> list[Service]:
         env = service_environment(self.plan, self.server.url)
+        restarted = ("--standby",) if self.plan.standby else ()
         return [
-            Service(name, argv, env=env, data_dir=self.data_dir)
+            Service(
+                name,
+                argv,
+                env=env,
+                data_dir=self.data_dir,
+                when_restarted=restarted if name in AUTHORS else (),
+            )
             for name, argv in command_lines(self.plan, python=sys.executable)
         ]
 
@@ -381,6 +411,10 @@ def command_lines(plan: PoolPlan, *, python: str) -> list[tuple[str, list[str]]]
         ("admission", [python, "-m", "apportion.admission", *config]),
         ("placer", [python, "-m", "apportion.placer", *config]),
     ]
+    if plan.standby:
+        # Files of its own, the log's second copy among them: what a paused process holds open, no other can write.
+        apart = ["--standby", "--data-dir", str(plan.data_dir.absolute() / STANDBY)]
+        lines += [(f"{name}-{STANDBY}", [*argv, *apart]) for name, argv in lines]
     for node in plan.nodes:
         agent = [python, "-m", "apportion.node_agent", *config, "--node-id", node.name]
         if node.is_simulated:

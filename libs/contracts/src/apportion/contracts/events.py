@@ -474,6 +474,10 @@ class LeaseClaimed(Fact, frozen=True, kw_only=True, tag="LeaseClaimed.v1"):
     """Name, version and digest of the rules that decide, so that a replay knows which to run."""
     config: dict[str, int | str] = {}
     """The settings that decisions depend on: they reach the core by this fact alone."""
+    follows: str = ""
+    """The session whose place a standby took; empty where a process claimed as it started."""
+    silent_ms: int = 0
+    """How long that session had been silent, by the standby's own clock; 0 where it had said that it leaves."""
 
 
 class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -12,6 +12,7 @@ From wide to narrow: pool, kind, author or tenant, entity::
     apportion.v1.<pool>.fact.<author>.pool
     apportion.v1.<pool>.lease.<author>
     apportion.v1.<pool>.sample.<node>.<what>
+    apportion.v1.<pool>.alive.<author>
     apportion.v1.<pool>.query.<name>
     apportion.v1.<pool>.dlq.<service>.<stream>.<seq>
 
@@ -261,6 +262,11 @@ def all_samples(pool: PoolId, what: str) -> str:
 def node_of_sample(subject: str) -> NodeId:
     """The node that a reading is of."""
     return NodeId(subject.split(".")[4])
+
+
+def alive(pool: PoolId, author: Author) -> str:
+    """Where an author's active process says that it lives, on plain NATS."""
+    return f"{ROOT}.{pool}.alive.{author}"
 
 
 def query(pool: PoolId, name: str) -> str:

@@ -8,6 +8,8 @@
              ▲                                                                                │
              └───────────────── wait for news, an observation, or the core's next instant ◄───┘
 
+A standby folds and does nothing else, until the active process falls silent; then it claims, and goes on from there.
+
 A core is a set of pure functions; clock, sockets, files and retries are here. The next decision waits until the last
 one's events have come round, so that every decision is made from what the stream says and nothing else.
 """
@@ -31,7 +33,8 @@ from apportion.contracts.codec import Message, encode_fact
 from apportion.contracts.envelope import Basis, Entry, Stream
 from apportion.contracts.ids import Author, JobId, RunId, job_of_run
 from apportion.runtime.clock import Clock, SystemClock
-from apportion.runtime.stream import BATCH_EVENTS_MAX, Bus, Lease, RawMessage, StreamReader
+from apportion.runtime.standby import Vigil
+from apportion.runtime.stream import BATCH_EVENTS_MAX, Bus, Fenced, Lease, RawMessage, StreamReader
 
 S = TypeVar("S")
 
@@ -137,6 +140,15 @@ class InvariantBroken(Exception):
         )
 
 
+class _Session(msgspec.Struct):
+    """What of a claim names its session."""
+
+    session: str
+
+
+_SESSION: Final = msgspec.json.Decoder(_Session)
+
+
 class NoMeter:
     """Reports nothing, and passes trace contexts on unchanged."""
 
@@ -212,6 +224,7 @@ class Reactor(Generic[S]):
         meter: Meter | None = None,
         session: str | None = None,
         witness: Witness | None = None,
+        vigil: Vigil | None = None,
     ) -> None:
         self.state: S = core.initial()
         self.session = session or uuid.uuid4().hex[:12]
@@ -228,6 +241,9 @@ class Reactor(Generic[S]):
         self._clock: Clock = clock or SystemClock()
         self._meter: Meter = meter or NoMeter()
         self._witness = witness
+        self._vigil = vigil
+        self._newest_claim = 0
+        self._active_session = ""
         self.undecoded = 0
         """Messages on which decoding failed with an error of its own; 0 unless the codec has a fault."""
         self._news = asyncio.Event()
@@ -242,6 +258,18 @@ class Reactor(Generic[S]):
         self._traces: OrderedDict[str, str] = OrderedDict()
         self.ready = asyncio.Event()
         """Set once everything up to the claim was folded."""
+        self.following = asyncio.Event()
+        """Set once a standby has folded everything that there was when it began."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """True where the process does what it is for: decides, or follows as a standby."""
+        return self.ready.is_set() or self.following.is_set()
+
+    @property
+    def role(self) -> str:
+        """``active`` with the lease, else ``standby``."""
+        return "standby" if self.lease is None else "active"
 
     def feed(self, observation: Any) -> None:
         """Tell the core of something that the shell saw. Call it from the loop's own thread."""
@@ -261,7 +289,10 @@ class Reactor(Generic[S]):
         try:
             while not stop.is_set():
                 self._fold()
-                if self._is_caught_up():
+                if self.lease is None:
+                    if self._is_caught_up() and await self._took_over():
+                        continue
+                elif self._is_caught_up():
                     self._act()
                     if await self._decide(stopping):
                         continue
@@ -270,8 +301,12 @@ class Reactor(Generic[S]):
                     continue
                 self._store_snapshot_if_due()
                 await self._wait(stopping)
+            if self._vigil is not None and self.lease is not None:
+                await self._vigil.leave(self.session)
         finally:
             stopping.cancel()
+            if self._vigil is not None:
+                await self._vigil.close()
             self._store_snapshot()
 
     async def _begin(self) -> None:
@@ -282,23 +317,93 @@ class Reactor(Generic[S]):
             if stored is not None:
                 self.state = self._core.restore(stored)
         facts_seq, wishes_seq = self._core.position(self.state)
-        claim = ev.LeaseClaimed(author=self._author, session=self.session, core=self._core.POLICY, config=self._config)
-        self.lease = await self._bus.claim(
-            self._author,
-            encode_fact(self._bus.pool, self._author, claim, event_id=f"{self._author}.claim.{self.session}"),
-        )
-        # Nothing that was decided from before the claim can be stored after it, so what we read up to it is complete.
-        self._published_seq = self.lease.claim
-        if self._reads_wishes:
-            _, wishes = await self._positions()
-            self._caught_up_at = (self.lease.claim, wishes.last_seq)
-            self._wishes = await self._bus.reader(Stream.WISHES, after=wishes_seq, on_news=self._news.set)
+        if self._vigil is not None and self._vigil.is_standby:
+            await self._stand_by(self._vigil, facts.last_seq, wishes.last_seq)
         else:
-            self._caught_up_at = (self.lease.claim, 0)
+            self.lease = await self._bus.claim(self._author, self._claim())
+            await self._claimed(self.lease)
+        if self._reads_wishes:
+            self._wishes = await self._bus.reader(Stream.WISHES, after=wishes_seq, on_news=self._news.set)
         self._facts = await self._bus.reader(
             Stream.FACTS, after=facts_seq, filters=self._filters, on_news=self._news.set
         )
-        log.info("lease claimed", author=self._author, session=self.session, claim=self.lease.claim)
+
+    def _claim(self, *, follows: str = "", silent_ms: int = 0) -> Message:
+        claim = ev.LeaseClaimed(
+            author=self._author,
+            session=self.session,
+            core=self._core.POLICY,
+            config=self._config,
+            follows=follows,
+            silent_ms=silent_ms,
+        )
+        return encode_fact(self._bus.pool, self._author, claim, event_id=f"{self._author}.claim.{self.session}")
+
+    async def _claimed(self, lease: Lease) -> None:
+        """The lease is ours: what has to be folded before the first decision."""
+        # Nothing that was decided from before the claim can be stored after it, so what we read up to it is complete.
+        self._published_seq = lease.claim
+        self._caught_up_at = (lease.claim, 0)
+        if self._reads_wishes:
+            _, wishes = await self._positions()
+            self._caught_up_at = (lease.claim, wishes.last_seq)
+        if self._vigil is not None:
+            self._vigil.renew(self.session)
+        log.info("lease claimed", author=self._author, session=self.session, claim=lease.claim)
+
+    async def _stand_by(self, vigil: Vigil, facts_seq: int, wishes_seq: int) -> None:
+        newest = await self._bus.newest_claim(self._author)
+        if newest is not None:
+            # Whose claim it is matters little: one that we can't read has no signs of life that we would know.
+            with contextlib.suppress(msgspec.MsgspecError):
+                self._active_session = _SESSION.decode(newest.body).session
+            self._newest_claim = newest.seq
+        vigil.on_change = self._news.set
+        await vigil.start()
+        vigil.follow(self._active_session)
+        self._caught_up_at = (facts_seq, wishes_seq if self._reads_wishes else 0)
+        log.info("standing by", author=self._author, session=self.session, active=self._active_session)
+
+    async def _took_over(self) -> bool:
+        """Claim the lease where nobody seems to hold it; False where somebody does, or was faster."""
+        vigil = self._vigil
+        assert vigil is not None, "only a vigil makes a standby"
+        # Nobody ever claimed: the first of several may begin at once.
+        if self._newest_claim and not vigil.is_vacant:
+            return False
+        silent_ms, began = vigil.silent_ms, time.monotonic()
+        message = self._claim(follows=self._active_session, silent_ms=silent_ms)
+        self.lease = await self._bus.claim_after(self._author, message, after=self._newest_claim)
+        if self.lease is None:
+            newest = await self._bus.newest_claim(self._author)
+            self._newest_claim = 0 if newest is None else newest.seq
+            vigil.follow("")  # its session is known once its claim is folded
+            return False
+        self.following.clear()
+        await self._claimed(self.lease)
+        log.warning(
+            "lease_taken_over",
+            author=self._author,
+            session=self.session,
+            follows=self._active_session,
+            silent_ms=silent_ms,
+            claimed_in_ms=round((time.monotonic() - began) * 1000),
+        )
+        return True
+
+    def _noticed_claim(self, seq: int, claim: ev.LeaseClaimed) -> None:
+        """A claim of our own author went by. Raises Fenced where it is newer than ours."""
+        if claim.session == self.session or seq < self._newest_claim:
+            return
+        if self.lease is not None:
+            if seq > self.lease.claim:
+                raise Fenced(
+                    author=self._author, claim=self.lease.claim, detail=f"session {claim.session} claimed it at {seq}"
+                )
+            return
+        self._newest_claim, self._active_session = seq, claim.session
+        if self._vigil is not None:
+            self._vigil.follow(claim.session)
 
     async def _positions(self) -> tuple[Any, Any]:
         while True:
@@ -315,9 +420,10 @@ class Reactor(Generic[S]):
             and facts_seq >= self._caught_up_at[0]
             and (not self._reads_wishes or wishes_seq >= self._caught_up_at[1])
         )
-        if caught_up and not self.ready.is_set():
-            self.ready.set()
-            log.info("ready", author=self._author, facts=facts_seq, wishes=wishes_seq)
+        reached = self.following if self.lease is None else self.ready
+        if caught_up and not reached.is_set():
+            reached.set()
+            log.info("ready", author=self._author, role=self.role, facts=facts_seq, wishes=wishes_seq)
         return caught_up
 
     def _fold(self) -> None:
@@ -340,6 +446,8 @@ class Reactor(Generic[S]):
                     ) from err
                 if self._witness is not None:
                     self._witness.saw(raw, entry)
+                if isinstance(entry.event, ev.LeaseClaimed) and entry.author == self._author:
+                    self._noticed_claim(entry.seq, entry.event)
                 count += 1
         if self._effects is not None:
             while self._observations:
@@ -424,7 +532,7 @@ class Reactor(Generic[S]):
     async def _wait(self, stopping: "asyncio.Task[bool]") -> None:
         """Until there is news, an observation, or the core's next instant."""
         timeout = SNAPSHOT_S
-        if self._is_caught_up():
+        if self.lease is not None and self._is_caught_up():
             now = self._clock.now()
             wake = self._core.wake_at(self.state, now)
             if wake is not None:
@@ -443,7 +551,7 @@ class Reactor(Generic[S]):
             self._store_snapshot()
 
     def _store_snapshot(self) -> None:
-        if self._snapshots is None or not self._since_snapshot or not self.ready.is_set():
+        if self._snapshots is None or not self._since_snapshot or not self.is_in_place:
             return
         if self._witness is not None and not self._witness.is_settled():
             return  # what it still has to do for these entries would be forgotten with them

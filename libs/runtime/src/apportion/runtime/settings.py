@@ -200,7 +200,9 @@ def from_command_line(
     parser.add_argument("--config", metavar="FILE", help=f"TOML file to read (default: ./{CONFIG_FILE} if it is there)")
     for name, field in fields.items():
         said = "" if field.default is msgspec.NODEFAULT else f"default: {_shown(field.default)}"
-        parser.add_argument(_flag(field), dest=name, metavar="VALUE", help=said)
+        # A flag that is there says yes: --standby is --standby true.
+        yes: dict[str, Any] = {"nargs": "?", "const": "true"} if field.type is bool else {}
+        parser.add_argument(_flag(field), dest=name, metavar="VALUE", help=said, **yes)
     flags = vars(parser.parse_args(argv))
     config = flags.pop("config", None)
     return load(kind, table, flags=flags, environ=environ, file=None if config is None else Path(config))

@@ -125,6 +125,14 @@ class Lease(Struct, frozen=True, kw_only=True):
     """Sequence of our claim: every batch demands that it is still the newest on the lease's subject."""
 
 
+class Claim(Struct, frozen=True, kw_only=True):
+    """The newest claim of a lease, as the stream holds it."""
+
+    seq: int
+    message_id: str
+    body: bytes
+
+
 class Stored(Struct, frozen=True, kw_only=True):
     """The server's word that a message is on disk."""
 
@@ -585,30 +593,49 @@ class Bus:
 
     async def claim(self, author: Author, message: Message) -> Lease:
         """Claim the author's lease with this message (a LeaseClaimed); older sessions are fenced from here on."""
+        while True:
+            newest = await self.newest_claim(author)
+            lease = await self.claim_after(author, message, after=0 if newest is None else newest.seq)
+            if lease is not None:
+                return lease
+            # Somebody claimed between our look and our claim: the later one wins, so try again.
+
+    async def newest_claim(self, author: Author) -> Claim | None:
+        """The last claim of the author's lease; None where nobody ever claimed it. Waits for the bus."""
         subject = subjects.lease(self.pool, author)
         while True:
             try:
                 last = await self.jetstream.get_last_msg(self.stream_name(Stream.FACTS), subject)
-                expected = last.seq or 0
-                if (last.headers or {}).get("Nats-Msg-Id") == message.headers["Nats-Msg-Id"]:
-                    return Lease(author=author, subject=subject, claim=expected)  # an earlier try had been stored
             except NotFoundError:
-                expected = 0
+                return None
             except (TimeoutError, nats.errors.Error):
                 await asyncio.sleep(0.2)
                 continue
-            headers = {**message.headers, _EXPECTED_SEQUENCE: str(expected)}
+            headers = last.headers or {}
+            return Claim(seq=last.seq or 0, message_id=headers.get("Nats-Msg-Id", ""), body=last.data or b"")
+
+    async def claim_after(self, author: Author, message: Message, *, after: int) -> Lease | None:
+        """Claim the author's lease only where its newest claim is the one at ``after`` (0: none); None where it isn't.
+
+        Waits until the outcome is known.
+        """
+        subject = subjects.lease(self.pool, author)
+        headers = {**message.headers, _EXPECTED_SEQUENCE: str(after)}
+        while True:
             answer = await self._ask(message.subject, message.body, headers)
-            if answer is None:
-                continue  # unknown: look again whether it was stored
-            error = answer.get("error")
-            if error is None:
-                return Lease(author=author, subject=subject, claim=int(answer["seq"]))
-            if error.get("err_code") not in _WRONG_LAST_SEQUENCE:
-                raise PublishRefused(
-                    subject=message.subject, code=int(error.get("err_code", 0)), detail=str(error.get("description"))
-                )
-            # Somebody claimed between our look and our claim: the later one wins, so try again.
+            if answer is not None:
+                error = answer.get("error")
+                if error is None:
+                    return Lease(author=author, subject=subject, claim=int(answer["seq"]))
+                code = int(error.get("err_code", 0))
+                if code not in _WRONG_LAST_SEQUENCE:
+                    raise PublishRefused(subject=message.subject, code=code, detail=str(error.get("description")))
+            # Unknown, or refused: an earlier try of ours may be what was stored.
+            newest = await self.newest_claim(author)
+            if newest is not None and newest.message_id == message.headers["Nats-Msg-Id"]:
+                return Lease(author=author, subject=subject, claim=newest.seq)
+            if answer is not None or (0 if newest is None else newest.seq) != after:
+                return None
 
     async def publish_fenced(self, lease: Lease, messages: Sequence[Message]) -> int:
         """Store all of ``messages`` or none, and only while the lease is ours; the last one's sequence.
@@ -733,6 +760,7 @@ __all__ = [
     "BusError",
     "BusRefused",
     "BusUnreachable",
+    "Claim",
     "Fenced",
     "Lease",
     "PublishRefused",

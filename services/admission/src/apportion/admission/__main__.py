@@ -24,7 +24,8 @@ from apportion.runtime.clock import SystemClock
 from apportion.runtime.drain import run_service
 from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
-from apportion.runtime.settings import Common, SettingsInvalid, from_command_line
+from apportion.runtime.settings import SettingsInvalid, from_command_line
+from apportion.runtime.standby import AuthorSettings, Vigil
 from apportion.runtime.stream import Bus, RawMessage
 
 SERVICE: Final = "admission"
@@ -35,7 +36,7 @@ _Share = Annotated[int, Meta(ge=1, le=1000)]
 _Mib = Annotated[int, Meta(ge=1, le=2_147_483_647)]
 
 
-class AdmissionSettings(Common, frozen=True, kw_only=True):
+class AdmissionSettings(AuthorSettings, frozen=True, kw_only=True):
     """What admission can be told. All of it but what every service knows goes into the lease's claim."""
 
     wishes_per_round: Annotated[int, Meta(ge=1, le=WISHES_PER_ROUND_MAX)] = WISHES_PER_ROUND
@@ -55,7 +56,7 @@ class AdmissionSettings(Common, frozen=True, kw_only=True):
 
     def config(self) -> dict[str, int | str]:
         """The settings that decisions depend on, as the claim states them."""
-        common = set(Common.__struct_fields__)
+        common = set(AuthorSettings.__struct_fields__)
         return {name: getattr(self, name) for name in sorted(self.__struct_fields__) if name not in common}
 
 
@@ -83,12 +84,16 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
             clock=clock,
             meter=metrics,
             witness=shell,
+            vigil=Vigil(bus, ADMISSION, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
         )
         health = HealthServer(
             SERVICE,
             settings.data_dir,
             port=settings.health_port,
-            is_ready=lambda: (shell.asks.is_serving, {**_details(reactor.state), **shell.details()}),
+            is_ready=lambda: (
+                shell.asks.is_serving or reactor.following.is_set(),
+                {"role": reactor.role, **_details(reactor.state), **shell.details()},
+            ),
             metrics=metrics.prometheus,
         )
         health.start()

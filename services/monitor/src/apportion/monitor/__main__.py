@@ -19,7 +19,8 @@ from apportion.runtime.clock import SystemClock
 from apportion.runtime.drain import run_service
 from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
-from apportion.runtime.settings import Common, SettingsInvalid, from_command_line
+from apportion.runtime.settings import SettingsInvalid, from_command_line
+from apportion.runtime.standby import AuthorSettings, Vigil
 from apportion.runtime.stream import Bus
 
 SERVICE: Final = "monitor"
@@ -27,7 +28,7 @@ SERVICE: Final = "monitor"
 log = structlog.get_logger(__name__)
 
 
-class MonitorSettings(Common, frozen=True, kw_only=True):
+class MonitorSettings(AuthorSettings, frozen=True, kw_only=True):
     """What the monitor can be told."""
 
     suspect_ms: Annotated[int, Meta(ge=100, le=3_600_000)] = core.SUSPECT_MS
@@ -62,6 +63,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
             clock=clock,
             meter=metrics,
+            vigil=Vigil(bus, MONITOR, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
         )
         hearing = Hearing(bus, clock, reactor.feed, suspect_ms=settings.suspect_ms)
         queries = QueryService(
@@ -72,24 +74,33 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             pool=lambda: reactor.state.pool,
             clock=clock,
         )
+        is_answering = asyncio.Event()
         health = HealthServer(
             SERVICE,
             settings.data_dir,
             port=settings.health_port,
             is_ready=lambda: (
-                reactor.ready.is_set(),
-                {"log_ordinal": event_log.head.ordinal, "facts_seq": reactor.state.pool.seq},
+                is_answering.is_set() or reactor.following.is_set(),
+                {"role": reactor.role, "log_ordinal": event_log.head.ordinal, "facts_seq": reactor.state.pool.seq},
             ),
             metrics=metrics.prometheus,
             pages=schemas.pages(),
         )
         health.start()
         await writer.start()
-        await queries.start()
         await hearing.start()
+
+        async def answer_once_active() -> None:
+            # Of several monitors one answers, or a question would have as many answers as there are.
+            await reactor.ready.wait()
+            await queries.start()
+            is_answering.set()
+
+        answering = asyncio.create_task(answer_once_active(), name="queries")
         try:
             await _until_stopped(stop, reactor, hearing, writer)
         finally:
+            answering.cancel()
             queries.close()
     finally:
         if health is not None:

@@ -19,7 +19,8 @@ from apportion.runtime.clock import SystemClock
 from apportion.runtime.drain import run_service
 from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
-from apportion.runtime.settings import Common, SettingsInvalid, from_command_line
+from apportion.runtime.settings import SettingsInvalid, from_command_line
+from apportion.runtime.standby import AuthorSettings, Vigil
 from apportion.runtime.stream import Bus
 
 SERVICE: Final = "placer"
@@ -28,7 +29,7 @@ _DEFAULT: Final = Settings()
 log = structlog.get_logger(__name__)
 
 
-class PlacerSettings(Common, frozen=True, kw_only=True):
+class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """What the placer can be told. All of it but what every service knows goes into the lease's claim."""
 
     policy: str = _DEFAULT.policy
@@ -62,12 +63,13 @@ async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
             snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
             clock=SystemClock(),
             meter=metrics,
+            vigil=Vigil(bus, PLACER, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
         )
         health = HealthServer(
             SERVICE,
             settings.data_dir,
             port=settings.health_port,
-            is_ready=lambda: (reactor.ready.is_set(), _details(reactor.state)),
+            is_ready=lambda: (reactor.is_in_place, {"role": reactor.role, **_details(reactor.state)}),
             metrics=metrics.prometheus,
         )
         health.start()
