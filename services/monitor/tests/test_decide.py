@@ -421,3 +421,21 @@ def test_a_wish_that_is_only_tried_is_answered_and_changes_nothing(
     )
     assert pool.state.inbox == []
     assert pool.state.pool.nodes[NODE].state is NodeState.READY
+
+
+def test_a_question_is_stated_once_and_forgotten_when_it_came_round() -> None:
+    """Who asked the log is a fact like any other; a process that ends gives no answer, so nothing outlives it."""
+    record = ev.AuditQueryRun(
+        query_id="q1",
+        actor="user:eve",
+        statement="SELECT 1",
+        statement_sha256="",
+        elapsed_ms=1,
+        age_ms=1,
+        log_ordinal=1,
+    )
+    state = core.observe(core.initial(), core.Asked(record=record), NOON)
+    assert core.decide(state, NOON) == [record]
+    assert core.decide(core.restore(core.snapshot(state)), NOON) == []
+    state = core.evolve(state, as_fact(record, 1))
+    assert core.decide(state, NOON) == []

@@ -10,7 +10,7 @@ import pytest
 
 from apportion.contracts import subjects
 from apportion.contracts.ids import NodeId, PoolId
-from apportion.monitor.core import Heard, Observation, Resumed, Tick
+from apportion.monitor.core import Heard, Resumed, Sign, Tick
 from apportion.monitor.hearing import Hearing
 from apportion.runtime.clock import SystemClock
 from apportion.runtime.embedded import EmbeddedServer
@@ -29,13 +29,13 @@ class Ears:
     def __init__(self, server: EmbeddedServer, bus: Bus) -> None:
         self.server = server
         self.bus = bus
-        self.fed: list[Observation] = []
+        self.fed: list[Sign] = []
         self.hearing = Hearing(bus, SystemClock(), self.fed.append, suspect_ms=600)
 
     def beat(self, body: bytes = BEAT) -> None:
         self.bus.send_soon(subjects.sample(POOL, NODE, "heartbeat"), body)
 
-    async def until(self, kind: type[Observation], *, after: int = 0) -> int:
+    async def until(self, kind: type[Sign], *, after: int = 0) -> int:
         """The place after the next observation of this kind."""
         async with asyncio.timeout(30):
             while not (found := [i for i, one in enumerate(self.fed) if i >= after and isinstance(one, kind)]):

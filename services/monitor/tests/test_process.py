@@ -18,7 +18,18 @@ import pytest
 from apportion.contracts import codec, subjects
 from apportion.contracts import events as ev
 from apportion.contracts.envelope import Stream
-from apportion.contracts.ids import ADMISSION, OPERATOR, PLACER, Author, JobId, NodeId, PoolId, TenantId, agent_author
+from apportion.contracts.ids import (
+    ADMISSION,
+    MONITOR,
+    OPERATOR,
+    PLACER,
+    Author,
+    JobId,
+    NodeId,
+    PoolId,
+    TenantId,
+    agent_author,
+)
 from apportion.contracts.testing import a_job, a_job_request, a_node, a_placement
 from apportion.monitor.log import log_path, messages_of, verify
 from apportion.runtime.embedded import EmbeddedServer
@@ -87,6 +98,12 @@ async def ask(bus: Bus, name: str, wait_s: float = 30, /, **question: Any) -> di
     reply = await bus.client.request(subjects.query(POOL, name), msgspec.json.encode(question), timeout=wait_s)
     answer: dict[str, Any] = msgspec.json.decode(reply.data)
     return answer
+
+
+def a_record(query_id: str) -> ev.AuditQueryRun:
+    return ev.AuditQueryRun(
+        query_id=query_id, actor="", statement="", statement_sha256="", elapsed_ms=0, age_ms=0, log_ordinal=0
+    )
 
 
 async def until(bus: Bus, name: str, is_met: Callable[[dict[str, Any]], bool], **question: Any) -> dict[str, Any]:
@@ -224,6 +241,20 @@ async def test_it_answers_what_people_ask(server: EmbeddedServer, tmp_path: Path
         refused = await ask(bus, "sql", statement="WITH x AS (DELETE FROM events RETURNING *) SELECT * FROM x")
         assert refused["error"]["code"] == "StatementRefused"
         assert (await ask(bus, "sql", statement="SELECT count(*) FROM v_double_slice"))["rows"] == [[0]]
+
+        # Who asked is stored before the answer is given, refusals too.
+        odd = await ask(bus, "sql", statement="SELECT 'who'", actor="user:eve")
+        newest = await bus.jetstream.get_last_msg(
+            bus.stream_name(Stream.FACTS), subjects.fact(POOL, MONITOR, a_record(odd["query_id"]))
+        )
+        assert json.loads(newest.data or b"")["query_id"] == odd["query_id"]
+        recorded = await until(
+            bus,
+            "sql",
+            lambda a: len(a["rows"]) == 2,
+            statement="SELECT actor, rows, refused IS NULL FROM v_queries WHERE actor = 'user:eve' OR refused <> ''",
+        )
+        assert sorted(recorded["rows"]) == [["", 0, False], ["user:eve", 1, True]]
 
         # What ends while it runs moves from the fold to the log, and a new row is in the next answer.
         await state(bus, ev.JobCancelled(job_id=JobId("acme/later"), actor="alice", answers=4), ADMISSION, "f5")

@@ -19,7 +19,7 @@ _SECTIONS: Final = (
     ("Ask for work", ("submit", "cancel", "hold", "release", "reprioritize", "preempt", "resize", "size")),
     ("Look", ("jobs", "show", "why", "nodes", "events", "logs")),
     ("Care for nodes", ("cordon", "drain", "uncordon")),
-    ("Prove it", ("sql", "log", "replay")),
+    ("Prove it", ("audit", "sql", "log", "replay")),
     ("Measure", ("bench",)),
     ("Mend", ("dlq",)),
     ("About", ("config", "paths", "version")),
@@ -83,7 +83,15 @@ def main(arguments: list[str] | None = None) -> None:
 def outcome(arguments: list[str] | None = None) -> int:
     """Run the command; the code it ends with."""
     # Here, since they import us: each adds its commands to the group.
-    from apportion.cli import bench_commands, dlq_commands, job_commands, log_commands, pool_commands, wish_commands  # noqa: F401
+    from apportion.cli import (  # noqa: F401
+        audit_commands,
+        bench_commands,
+        dlq_commands,
+        job_commands,
+        log_commands,
+        pool_commands,
+        wish_commands,
+    )
 
     try:
         code = cli.main(args=arguments, prog_name="apportion", standalone_mode=False)

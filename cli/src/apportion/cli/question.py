@@ -28,10 +28,10 @@ class Found(Struct, frozen=True, kw_only=True):
 async def ask_sql(place: Place, statement: str, *, limit: int = 1_000) -> Found:
     """The answer to one SELECT. Raises CommandFailed where it is refused or nobody has the log."""
     if place.note is not None or not log_file(place.data_dir, place.pool).exists():
-        from apportion.cli.client import ask, bus_of
+        from apportion.cli.client import actor, ask, bus_of
 
         async with bus_of(place) as bus:
-            answer = await ask(bus, "sql", {"statement": statement, "limit": limit})
+            answer = await ask(bus, "sql", {"statement": statement, "limit": limit, "actor": actor()})
         source = "monitor"
     else:
         from apportion.monitor.sql import ask as ask_file

@@ -1138,6 +1138,29 @@ class ControlPlaneThawed(Fact, frozen=True, kw_only=True, tag="ControlPlaneThawe
     nodes: int
 
 
+class AuditQueryRun(Fact, frozen=True, kw_only=True, tag="AuditQueryRun.v1"):
+    """Somebody asked the event log this. Written by monitor before the answer is given: no record, no answer."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    query_id: str
+    actor: str
+    """Who asked, as they named themselves: information, never a permission."""
+    statement: str
+    """Its first 4,096 characters."""
+    statement_sha256: str
+    """Of the whole statement."""
+    rows: int = 0
+    """How many were given."""
+    truncated: bool = False
+    elapsed_ms: int
+    age_ms: int
+    """How old the copy was that was asked, once the answer was there."""
+    log_ordinal: int
+    """The newest row of the log that the copy held."""
+    refused: str = ""
+    """Why there was no answer; empty where there was one."""
+
+
 JobWish = (
     JobRequested
     | JobCancelRequested
@@ -1185,6 +1208,7 @@ MonitorFact = (
     | NodeUncordoned
     | ControlPlaneFrozen
     | ControlPlaneThawed
+    | AuditQueryRun
 )
 AnyFact = LeaseClaimed | JobFact | PlacerFact | AgentFact | MonitorFact
 

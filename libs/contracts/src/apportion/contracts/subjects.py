@@ -10,6 +10,7 @@ From wide to narrow: pool, kind, author or tenant, entity::
     apportion.v1.<pool>.fact.<author>.queue.<queue>
     apportion.v1.<pool>.fact.<author>.wish.<tenant>
     apportion.v1.<pool>.fact.<author>.pool
+    apportion.v1.<pool>.fact.<author>.audit
     apportion.v1.<pool>.lease.<author>
     apportion.v1.<pool>.sample.<node>.<what>
     apportion.v1.<pool>.alive.<author>
@@ -197,6 +198,8 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             | ev.NodeUncordoned()
         ):
             return f"{prefix}.node.{event.node_id}"
+        case ev.AuditQueryRun():
+            return f"{prefix}.audit"
         case ev.ControlPlaneFrozen() | ev.ControlPlaneThawed():
             return f"{prefix}.pool"
         case _:

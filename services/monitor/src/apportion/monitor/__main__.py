@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from apportion.contracts.ids import MONITOR, PoolId
 from apportion.monitor import core, schemas
+from apportion.monitor.auditing import Recorder
 from apportion.monitor.hearing import Hearing
 from apportion.monitor.log import EventLog, log_path
 from apportion.monitor.replicas import Replicas
@@ -54,6 +55,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
         )
         await bus.provision()
         writer = LogWriter(event_log, bus, batch_s=settings.log_batch_ms / 1000, on_logged=metrics.logged)
+        recorder = Recorder()
         reactor = Reactor(
             core=core,
             author=MONITOR,
@@ -64,13 +66,16 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             clock=clock,
             meter=metrics,
             vigil=Vigil(bus, MONITOR, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
+            witness=recorder,
         )
+        recorder.feed = reactor.feed
         hearing = Hearing(bus, clock, reactor.feed, suspect_ms=settings.suspect_ms)
         queries = QueryService(
             bus=bus,
             event_log=event_log,
             replicas=Replicas(event_log, path.parent / "copies"),
             writer=writer,
+            recorder=recorder,
             pool=lambda: reactor.state.pool,
             clock=clock,
         )

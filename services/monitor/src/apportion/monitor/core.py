@@ -1,4 +1,4 @@
-"""Which nodes are alive, what follows where one is not, and the answers to wishes about nodes. Pure.
+"""Which nodes are alive, what follows where one is not, answers to wishes about nodes, who asked the log. Pure.
 
 Silence is measured by the monitor's own monotonic clock, given with each observation; the wall clock decides nothing
 here. A node is judged like this::
@@ -41,10 +41,10 @@ NS_PER_S: Final = 1_000_000_000
 _RULES: Final = (
     "suspect after suspect_ms of silence; lost and fenced after lease_ms; frozen while silent*2 > nodes >= 3;"
     " a full lease after a start, a pause and a thaw; wishes about nodes answered in order, operators only;"
-    " a dry run judged by what would answer it;"
+    " a dry run judged by what would answer it; questions to the log recorded;"
     " settings: suspect_ms lease_ms"
 )
-POLICY: Final = f"liveness@2#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
+POLICY: Final = f"liveness@3#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
 RULE: Final = "silence"
 """Named in NodeLost: what made the monitor say so."""
 
@@ -75,7 +75,17 @@ class Resumed(Struct, frozen=True, kw_only=True):
     """By the monitor's monotonic clock."""
 
 
-Observation = Heard | Tick | Resumed
+Sign = Heard | Tick | Resumed
+"""What has an instant by the monitor's monotonic clock."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """Somebody asked the log something, and waits for the answer until that is recorded."""
+
+    record: ev.AuditQueryRun
+
+
+Observation = Sign | Asked
 
 
 class Fence(Struct, kw_only=True):
@@ -126,6 +136,8 @@ class State(Struct, kw_only=True):
     """When a node was last heard in this life."""
     gap_ms: dict[NodeId, int] = {}
     """How long the silence was that its last sign of life ended."""
+    questions: list[ev.AuditQueryRun] = []
+    """Asked in this life and not recorded yet; a process that ends gives none of their answers."""
 
 
 class Snapshot(Struct, kw_only=True):
@@ -215,6 +227,8 @@ def evolve(state: State, entry: Entry) -> State:
             if event.answers > state.answered:
                 state.answered = event.answers
                 state.inbox = [wish for wish in state.inbox if wish.seq > event.answers]
+        case ev.AuditQueryRun():
+            state.questions = [asked for asked in state.questions if asked.query_id != event.query_id]
         case _:
             pass  # who holds what is the pool's business
     return state
@@ -265,6 +279,9 @@ def _registered(state: State, entry: Entry, event: ev.NodeRegistered) -> None:
 def observe(state: State, observation: Observation, now: int) -> State:
     """The state after something was heard, or time passed. ``now`` is the wall clock, and not looked at."""
     del now
+    if isinstance(observation, Asked):
+        state.questions.append(observation.record)
+        return state
     at = observation.at_ns
     if state.clock_ns is None:
         # The first observation of this life: whatever was said before, nobody was there to hear it.
@@ -300,10 +317,11 @@ def _silent_ms(state: State, node: NodeView, at_ns: int) -> int:
 
 
 def decide(state: State, now: int) -> list[ev.Fact]:
-    """What follows from silence, returns and wishes; at most FACTS_MAX facts."""
+    """What follows from silence, returns, wishes and questions; at most FACTS_MAX facts."""
     facts = _recovered(state)[:FACTS_MAX]
     facts += _judged(state, FACTS_MAX - len(facts))
-    return facts + _answered(state, now)[: FACTS_MAX - len(facts)]
+    facts += _answered(state, now)[: FACTS_MAX - len(facts)]
+    return facts + state.questions[: FACTS_MAX - len(facts)]
 
 
 def wake_at(state: State, now: int) -> int | None:

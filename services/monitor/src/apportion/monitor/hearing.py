@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from apportion.contracts import subjects
 from apportion.contracts.ids import NodeId
-from apportion.monitor.core import Heard, Observation, Resumed, Tick
+from apportion.monitor.core import Heard, Resumed, Sign, Tick
 from apportion.runtime.clock import Clock
 from apportion.runtime.stream import Bus
 
@@ -40,7 +40,7 @@ _BEAT: Final = msgspec.json.Decoder(Beat)
 class Hearing:
     """Feeds a core with what is heard. ``suspect_ms`` sets how fine time has to be."""
 
-    def __init__(self, bus: Bus, clock: Clock, feed: Callable[[Observation], None], *, suspect_ms: int) -> None:
+    def __init__(self, bus: Bus, clock: Clock, feed: Callable[[Sign], None], *, suspect_ms: int) -> None:
         self._bus = bus
         self._clock = clock
         self._feed = feed

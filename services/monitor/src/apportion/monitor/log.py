@@ -12,6 +12,7 @@ What a row says is decided by ``projections``; how rows are chained by ``chain``
 import contextlib
 import importlib.resources
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
@@ -63,6 +64,14 @@ VIEWS: Final = (
     "v_stops",
     "v_double_slice",
     "v_wish_answers",
+    "v_queries",
+    "v_preemptions",
+    "v_waits",
+    "v_queue_share",
+    "v_health",
+    "v_changes",
+    "v_orphans",
+    "v_reconciliation",
 )
 """Named questions, one file each in ``queries/``, in the order in which they build on each other."""
 
@@ -79,6 +88,7 @@ LOCKED_DOWN: Final[dict[str, str | bool | int]] = {
 """How a file is opened for other people's SQL: no files, no network, no extensions, and no way to change that."""
 
 _VERIFY_ROWS: Final = 20_000
+_VIEW_NAME: Final = re.compile(r"\bv_[a-z_]+")
 
 
 class LogError(Exception):
@@ -534,10 +544,9 @@ def ask_locked_down(path: Path, statement: str, *, limit: int, seconds: float) -
     timer = threading.Timer(seconds, connection.interrupt)
     timer.daemon = True
     try:
-        if "v_" in statement.lower():
-            # Made here and not in the copy: always those of this version. Binding them costs more than most answers.
-            for name, text in views():
-                connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
+        # Made here and not in the copy: always those of this version. Binding one costs more than many an answer.
+        for name, text in views_in(statement):
+            connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
         statements = connection.extract_statements(statement)
         if len(statements) != 1:
             raise StatementRefused(f"exactly one statement, please: there are {len(statements)}")
@@ -697,6 +706,17 @@ def views() -> list[tuple[str, str]]:
     """Name and text of each named question, in the order in which they build on each other."""
     folder = importlib.resources.files("apportion.monitor") / "queries"
     return [(name, (folder / f"{name}.sql").read_text(encoding="utf-8")) for name in VIEWS]
+
+
+def views_in(statement: str) -> list[tuple[str, str]]:
+    """Those of ``views`` that the statement names, and those that they build on."""
+    wanted = set(_VIEW_NAME.findall(statement.lower()))
+    found: list[tuple[str, str]] = []
+    for name, text in reversed(views()):
+        if name in wanted:
+            wanted.update(_VIEW_NAME.findall(text))
+            found.append((name, text))
+    return found[::-1]
 
 
 def _views_digest() -> str:

@@ -5,7 +5,6 @@ facts, what has ended from the log; nothing here changes anything.
 """
 
 import asyncio
-import subprocess
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final, TypeVar
 
@@ -14,8 +13,10 @@ from msgspec import Meta, Struct
 
 from apportion.contracts import subjects
 from apportion.contracts.codec import encode_body
+from apportion.contracts.fields import PLAIN
 from apportion.contracts.ids import JobId, tenant_of_job
 from apportion.monitor import schemas, sql
+from apportion.monitor.auditing import Recorder
 from apportion.monitor.log import Answer, EventLog, LogError
 from apportion.monitor.replicas import Replicas
 from apportion.monitor.sql_worker import plain
@@ -39,6 +40,8 @@ class SqlAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     statement: str
     limit: Limit = sql.ROWS_DEFAULT
+    actor: Annotated[str, Meta(max_length=256, pattern=PLAIN)] = ""
+    """Who asks, for the record; it grants nothing."""
 
 
 class JobsAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,6 +79,7 @@ class QueryService:
         event_log: EventLog,
         replicas: Replicas,
         writer: LogWriter,
+        recorder: Recorder,
         pool: Callable[[], Pool],
         clock: Clock,
     ) -> None:
@@ -83,11 +87,12 @@ class QueryService:
         self._log = event_log
         self._replicas = replicas
         self._writer = writer
+        self._recorder = recorder
         self._pool = pool
         self._clock = clock
         self._slots = asyncio.Semaphore(QUESTIONS_AT_ONCE)
         self._asking = 0
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._workers = sql.Workers()
 
     async def start(self) -> None:
         """Listen on each question's subject."""
@@ -104,28 +109,38 @@ class QueryService:
 
     def close(self) -> None:
         """End the questions that are being answered: a drain does not wait for them."""
-        for worker in list(self._running):
-            worker.kill()
+        self._workers.close()
 
     async def sql(self, asked: SqlAsked) -> dict[str, Any]:
-        """``columns``, ``rows``, ``truncated`` and ``as_of``; or ``error``."""
+        """``columns``, ``rows``, ``truncated`` and ``as_of``, or ``error``: once it is recorded that it was asked."""
         if self._asking >= QUESTIONS_AT_ONCE + QUESTIONS_WAITING_MAX:
             return _error("Busy", f"{self._asking} questions are being answered; ask again in a moment")
         self._asking += 1
         try:
             async with self._slots, self._replicas.newest() as copy:
-                answer = await asyncio.to_thread(
-                    sql.ask, copy.path, asked.statement, limit=asked.limit, running=self._running
-                )
+                began = self._clock.monotonic()
+                answer = await asyncio.to_thread(self._workers.ask, copy.path, asked.statement, limit=asked.limit)
+                ended = self._clock.monotonic()
             as_of = {
                 "ordinal": copy.head.ordinal,
                 "recorded_at": copy.head.recorded_at,
                 "copied_at": copy.copied_at,
                 "age_ms": max(0, self._clock.now() - copy.copied_at) // NS_PER_MS,
             }
-            return {**answer, "as_of": as_of}
+            query_id = await self._recorder.record(
+                statement=asked.statement,
+                actor=asked.actor,
+                rows=len(answer.get("rows", ())),
+                truncated=bool(answer.get("truncated")),
+                elapsed_ms=(ended - began) // NS_PER_MS,
+                age_ms=as_of["age_ms"],
+                log_ordinal=copy.head.ordinal,
+                refused=str(answer["error"]["message"]) if "error" in answer else "",
+            )
+            return {**answer, "as_of": as_of, "query_id": query_id}
         finally:
             self._asking -= 1
+            asyncio.get_running_loop().run_in_executor(None, self._workers.prepare)
 
     async def jobs(self, asked: JobsAsked) -> dict[str, Any]:
         """``jobs`` that have not ended, oldest first; or the last that have."""

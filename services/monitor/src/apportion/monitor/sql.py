@@ -7,6 +7,7 @@ expression may write and still be called a SELECT.
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,23 +21,69 @@ _GRACE_S: Final = 5.0
 """What starting the process and opening the file may take beside the question itself."""
 
 
-def ask(
-    path: Path,
-    statement: str,
-    *,
-    limit: int = ROWS_DEFAULT,
-    seconds: float = SECONDS_MAX,
-    running: "set[subprocess.Popen[bytes]] | None" = None,
-) -> dict[str, Any]:
+class Workers:
+    """Processes for questions. The next one is started beforehand: starting takes longer than most answers."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._spare: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(
+        self, path: Path, statement: str, *, limit: int = ROWS_DEFAULT, seconds: float = SECONDS_MAX
+    ) -> dict[str, Any]:
+        """As ``ask`` below, by the process that waits, where one does. May be called from several threads at once."""
+        refusal, encoded = _question(path, statement, limit, seconds)
+        if refusal is not None:
+            return refusal
+        with self._lock:
+            worker, self._spare = self._spare, None
+            if self._closed:
+                return _refused("the monitor is stopping")
+            if worker is None or worker.poll() is not None:
+                worker = _start()
+            self._running.add(worker)
+        try:
+            return _answered(worker, encoded, seconds)
+        finally:
+            with self._lock:
+                self._running.discard(worker)
+
+    def prepare(self) -> None:
+        """Start the next question's process, unless one waits. Once the answer is given: it takes CPU time."""
+        with self._lock:
+            if self._spare is None and not self._closed:
+                self._spare = _start()
+
+    def close(self) -> None:
+        """End all of them: a drain does not wait for questions."""
+        with self._lock:
+            self._closed = True
+            spare, self._spare = self._spare, None
+            workers = list(self._running)
+        for worker in workers:
+            worker.kill()
+        if spare is not None:
+            spare.kill()
+            spare.communicate()
+
+
+def ask(path: Path, statement: str, *, limit: int = ROWS_DEFAULT, seconds: float = SECONDS_MAX) -> dict[str, Any]:
     """``columns``, ``rows`` and ``truncated`` of a statement on a log that nobody writes; or ``error`` and why.
 
-    Never raises for what the statement says. At most ``limit`` rows (1 to ROWS_MAX) and 768 KiB come back. While the
-    question's process lives it is in ``running``, so that whoever has to leave can end it.
+    Never raises for what the statement says. At most ``limit`` rows (1 to ROWS_MAX) and 768 KiB come back.
     """
+    refusal, encoded = _question(path, statement, limit, seconds)
+    return _answered(_start(), encoded, seconds) if refusal is None else refusal
+
+
+def _question(path: Path, statement: str, limit: int, seconds: float) -> tuple[dict[str, Any] | None, bytes]:
+    """What is refused before a process is asked, and what it is asked."""
     if len(statement) > STATEMENT_CHARS_MAX:
-        return _refused(f"a statement has at most {STATEMENT_CHARS_MAX} characters, not {len(statement)}")
+        return _refused(f"a statement has at most {STATEMENT_CHARS_MAX} characters, not {len(statement)}"), b""
     if not 1 <= limit <= ROWS_MAX:
-        return _refused(f"a limit is 1 to {ROWS_MAX} rows, not {limit}")
+        return _refused(f"a limit is 1 to {ROWS_MAX} rows, not {limit}"), b""
     question = {
         "path": str(path.absolute()),
         "statement": statement,
@@ -44,27 +91,29 @@ def ask(
         "seconds": min(seconds, SECONDS_MAX),
     }
     try:
-        encoded = msgspec.json.encode(question)
+        return None, msgspec.json.encode(question)
     except UnicodeEncodeError:
-        return _refused("a statement is UTF-8")
-    with subprocess.Popen(
+        return _refused("a statement is UTF-8"), b""
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
         [sys.executable, "-I", "-m", "apportion.monitor.sql_worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={},  # nothing of ours: no addresses, no tokens
-        cwd=path.absolute().parent,
-    ) as worker:
-        if running is not None:
-            running.add(worker)
+        cwd="/",
+    )
+
+
+def _answered(worker: "subprocess.Popen[bytes]", encoded: bytes, seconds: float) -> dict[str, Any]:
+    with worker:
         try:
             said, words = worker.communicate(encoded, timeout=seconds + _GRACE_S)
         except subprocess.TimeoutExpired:
             worker.kill()
             return _refused(f"it took longer than {seconds:g} s and was killed")
-        finally:
-            if running is not None:
-                running.discard(worker)
     try:
         answer: dict[str, Any] = msgspec.json.decode(said)
     except msgspec.DecodeError:

@@ -1,0 +1,192 @@
+"""A job's whole story in plain words, one sentence a fact, in the order of the log. Pure: rows in, lines out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from apportion.cli.output import duration_text
+
+Row = Mapping[str, Any]
+"""One row of v_job_timeline: ordinal, recorded_at, kind, said_by, actor, cause, run_id, node_id, body."""
+
+
+def told(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Each fact with ``text``, the sentence about it, and ``after_ms`` since the first; the rest as it came."""
+    began = int(rows[0]["recorded_at"]) if rows else 0
+    return [
+        {
+            **row,
+            "after_ms": (int(row["recorded_at"]) - began) // 1_000_000,
+            "text": sentence(row),
+        }
+        for row in rows
+    ]
+
+
+def story_lines(job: str, story: Sequence[Row]) -> list[str]:
+    """The story for people: when, what, and who says so."""
+    lines = [f"{job}: {len(story)} facts, each with its row in the log"]
+    for fact in story:
+        after = duration_text(fact["after_ms"] / 1000)
+        lines.append(f"{fact['ordinal']:>8}  {fact['at']}  +{after:<7} {fact['text']}  [{fact['said_by']}]")
+    return lines
+
+
+def sentence(row: Row) -> str:
+    """What a fact says, in words. A type that has none of its own is told by its name and cause."""
+    body: Mapping[str, Any] = row["body"] or {}
+    body = body.get("data", body) if "specversion" in body else body
+    match row["kind"]:
+        case "JobRequested":
+            return f"was asked for in queue {body.get('queue', '?')}: {_resources(body)}"
+        case "JobAdmitted":
+            return f"was admitted: {_spec(body.get('spec', {}))} (wish {body.get('answers')})"
+        case "JobRejected":
+            return f"was refused: {_because(row, body)}{_refusal(body)}"
+        case "JobDuplicate":
+            return f"was asked for again; the first answer stands (wish {body.get('first_wish')})"
+        case "JobPendingReasonChanged":
+            return f"waits: {row['cause']}{_numbers(body)}{_hint(body)}"
+        case "RunPlaced":
+            return f"{_run(row)} was placed on {row['node_id']}: {_slices(body)}{_chosen(body)}"
+        case "RunStarted":
+            return f"{_run(row)} started on {row['node_id']} as process {body.get('pid')}{_enforced(body)}"
+        case "RunStopOrdered":
+            grace = f", with {body['grace_s']} s to end by itself" if body.get("grace_s") else ""
+            return f"{_run(row)} was told to stop by {row['actor']}: {_because(row, body)}{grace}"
+        case "RunFinished":
+            return f"{_run(row)} ended: {_end(row, body)}"
+        case "RunReleased":
+            return f"{_run(row)} gave back its slices: nothing of it is left on {row['node_id']}"
+        case "NodeFenced":
+            return f"{_run(row)} was lost: node {row['node_id']} was fenced ({body.get('reason', '')})"
+        case "JobStopping":
+            end = "it waits again afterwards" if body.get("requeue", True) else "it ends with that"
+            return f"has to stop, as {row['actor']} wants: {_because(row, body)}; {end}"
+        case "JobRequeued":
+            back = "at once" if not body.get("not_before_at") else "after a pause"
+            left = body.get("retries_left", 0)
+            return f"waits again ({back}) as attempt {body.get('attempt')}: {row['cause']}; {left} retries left"
+        case "JobHeld":
+            return f"is held by {row['actor']}{_reason(body)}"
+        case "JobReleased":
+            return f"may be placed again, says {row['actor']}{_reason(body)}"
+        case "JobReprioritized":
+            return (
+                f"has priority {body.get('priority')} now, was {body.get('before')}, by {row['actor']}{_reason(body)}"
+            )
+        case "JobResized":
+            now = f"{body.get('compute_milli')} milli-GPU and {body.get('memory_mib', 0)} MiB"
+            was = f"{body.get('compute_milli_before')} and {body.get('memory_mib_before', 0)}"
+            return f"asks for {now} of each device now, was {was}, by {row['actor']}{_reason(body)}"
+        case "JobSucceeded":
+            return (
+                f"SUCCEEDED after {body.get('attempts')} attempt(s): waited {_ms(body.get('wait_ms'))}, "
+                f"ran {_ms(body.get('run_ms'))}"
+            )
+        case "JobFailed":
+            return f"FAILED after {body.get('attempts')} attempt(s): {_end(row, body)}"
+        case "JobCancelled":
+            return f"was CANCELLED by {row['actor']}{_reason(body)}"
+        case "JobExpired":
+            return "EXPIRED: its deadline passed before it succeeded"
+        case "LateFactIgnored":
+            return f"something came too late to count: {body.get('why')}"
+        case "WishRejected":
+            return f"{body.get('wish_type')} was refused: {_because(row, body)}{_refusal(body)}"
+        case "WishJudged":
+            return f"{body.get('wish_type')} was tried: it would be {body.get('verdict')} ({body.get('fact')})"
+        case kind if kind is not None and kind.endswith("Requested"):
+            return f"{kind} by {row['actor'] or row['said_by']}{_reason(body)}"
+        case kind:
+            return f"{kind or 'an unreadable message'}{': ' + str(row['cause']) if row['cause'] else ''}"
+
+
+def _run(row: Row) -> str:
+    """``replica 0, attempt 2`` of a run's id."""
+    _, _, last = str(row["run_id"]).partition("/")
+    parts = last.split("/")
+    return f"replica {parts[1]} (attempt {parts[2]})" if len(parts) == 3 else f"run {row['run_id']}"
+
+
+def _resources(body: Mapping[str, Any]) -> str:
+    asked = body.get("resources") or {}
+    said = [f"{name} {value}" for name, value in asked.items() if not isinstance(value, dict)]
+    gang = body.get("gang") or {}
+    if gang.get("size", 1) > 1:
+        said.append(f"{gang['size']} replicas")
+    return ", ".join(said) or "with the defaults"
+
+
+def _spec(spec: Mapping[str, Any]) -> str:
+    replicas, devices = spec.get("replicas", 1), spec.get("devices", 1)
+    share = (
+        f"{spec.get('compute_milli', 1000)} milli-GPU and {spec.get('memory_mib') or 'all'} MiB of {devices} device(s)"
+    )
+    order = f"class {spec.get('service_class', 'batch')}, priority {spec.get('priority', 500)}"
+    return f"{share}, {replicas} replica(s), {order}, queue {spec.get('queue')}"
+
+
+def _slices(body: Mapping[str, Any]) -> str:
+    return "; ".join(
+        f"{piece['compute_milli']} milli-GPU and {piece['memory_mib']} MiB of {piece['device_uuid']} ({piece['mode']})"
+        for piece in body.get("slices", ())
+    )
+
+
+def _chosen(body: Mapping[str, Any]) -> str:
+    candidates = body.get("candidates", ())
+    excluded = sum(body.get("excluded", {}).values())
+    if not candidates:
+        return ""
+    rest = f", {excluded} nodes were out" if excluded else ""
+    return f"; the best of {len(candidates)} candidates with {candidates[0]['score']} points{rest}"
+
+
+def _enforced(body: Mapping[str, Any]) -> str:
+    kept = body.get("enforced", ())
+    if not kept:
+        return ""
+    said = ", ".join(f"{one['what']} {one['observed']} by {one['by']}" for one in kept)
+    return f"; enforced: {said}"
+
+
+def _numbers(body: Mapping[str, Any]) -> str:
+    wanted, there = body.get("requested") or {}, body.get("available") or {}
+    pairs = [f"{name} {value} wanted, {there[name]} there" for name, value in wanted.items() if name in there]
+    pairs += [f"{name} {value} wanted" for name, value in wanted.items() if name not in there]
+    return f" ({'; '.join(pairs)})" if pairs else ""
+
+
+def _hint(body: Mapping[str, Any]) -> str:
+    return f": {body['hint']}" if body.get("hint") else ""
+
+
+def _because(row: Row, body: Mapping[str, Any]) -> str:
+    return f"{row['cause'] or 'no cause given'}{_reason(body)}"
+
+
+def _reason(body: Mapping[str, Any]) -> str:
+    return f" ({body['reason']})" if body.get("reason") else ""
+
+
+def _refusal(body: Mapping[str, Any]) -> str:
+    where = f" at {body['field']}" if body.get("field") else ""
+    wanted = f": expected {body['expected']}, found {body.get('found')}" if body.get("expected") else ""
+    return where + wanted
+
+
+def _end(row: Row, body: Mapping[str, Any]) -> str:
+    said = [str(row["cause"])]
+    if body.get("exit_code") is not None:
+        said.append(f"exit code {body['exit_code']}")
+    if body.get("signal") is not None:
+        said.append(f"signal {body['signal']}")
+    if body.get("peak_memory_mib") is not None:
+        said.append(f"at most {body['peak_memory_mib']} MiB used")
+    if body.get("detail"):
+        said.append(str(body["detail"]))
+    return ", ".join(said)
+
+
+def _ms(value: object) -> str:
+    return duration_text(value / 1000) if isinstance(value, int) else "?"

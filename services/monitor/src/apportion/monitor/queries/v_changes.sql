@@ -1,0 +1,12 @@
+-- Every change of the rules: queues and their limits, and which rules and settings each service decided by from then on.
+SELECT ordinal, recorded, 'queue' AS what, body ->> '$.queue' AS name, actor, coalesce(body ->> '$.reason', '') AS reason, answers AS wish_seq,
+    lag(body) OVER (PARTITION BY body ->> '$.queue' ORDER BY ordinal) AS before, body AS after
+FROM v_event WHERE kind = 'QueueUpserted'
+UNION ALL
+SELECT ordinal, recorded, 'policy', author, NULL, CASE WHEN is_other THEN 'other rules or settings' ELSE 'the same rules by a new session' END, NULL, before, body
+FROM (
+    SELECT *, lag(body) OVER mine AS before,
+        lag(body ->> '$.core') OVER mine IS DISTINCT FROM body ->> '$.core'
+            OR lag(body -> '$.config') OVER mine IS DISTINCT FROM body -> '$.config' AS is_other
+    FROM v_event WHERE kind = 'LeaseClaimed' WINDOW mine AS (PARTITION BY author ORDER BY ordinal)
+)
