@@ -1018,14 +1018,11 @@ def resources() -> Iterator[dict[str, Any]]:
         ("gang.topology_key", "rack", "gang.topology_key"),
         ("gang.required", True, "gang.required"),
         ("gang.preferred", True, "gang.preferred"),
-        ("retry.avoid_same_node", True, "retry.avoid_same_node"),
-        ("retry.memory_factor_pct", 150, "retry.memory_factor_pct"),
         ("job_set", "nightly", "job_set"),
         ("elastic", {"min": 1, "max": 4}, "elastic.min"),
         ("sla.latency_ms", 50, "sla.latency_ms"),
         ("bid.max_price_micro_per_gpu_hour", 1, "bid.max_price_micro_per_gpu_hour"),
         ("checkpoint.uri", "s3://bucket/x", "checkpoint.uri"),
-        ("isolation.level", "fault", "isolation.level"),
         ("placement.required", {"rack": "a"}, "placement.required"),
         ("placement.avoid_nodes", ["node-1"], "placement.avoid_nodes"),
         ("runtime.min_cuda", "12.4", "runtime.min_cuda"),
@@ -1043,6 +1040,13 @@ def resources() -> Iterator[dict[str, Any]]:
         ("dry_run", False),
     ):
         yield case(f"asks for nothing: {path}", at(path, value), ADMITTED)
+    for path, value in (
+        ("isolation.level", "fault"),
+        ("isolation.level", "confidential"),
+        ("retry.avoid_same_node", True),
+        ("retry.memory_factor_pct", 150),
+    ):
+        yield case(f"honoured: {path} {value}", at(path, value), ADMITTED)
     for cause in ("Success", "Cancelled"):
         yield case(f"retry on {cause}", at("retry.on", [cause]), rejected(FIELD_INVALID, "retry.on[0]"))
     yield case("retry on nonsense", at("retry.on", ["OutOfMemory", "Bad"]), rejected(FIELD_INVALID, "retry.on[1]"))

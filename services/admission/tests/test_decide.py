@@ -11,8 +11,18 @@ from apportion.admission.testing import NODE, History, run_of
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Refusal, RunCause, StopCause
 from apportion.contracts.envelope import Undecodable
-from apportion.contracts.ids import OPERATOR, JobId, TenantId
-from apportion.contracts.testing import ACME, MAIN_QUEUE, NOON, a_job, a_job_request, a_node, a_queue, a_spec
+from apportion.contracts.ids import OPERATOR, JobId, NodeId, TenantId
+from apportion.contracts.testing import (
+    ACME,
+    MAIN_QUEUE,
+    NOON,
+    a_job,
+    a_job_request,
+    a_node,
+    a_placement,
+    a_queue,
+    a_spec,
+)
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -657,6 +667,66 @@ def test_what_was_done_to_a_job_costs_it_nothing(cause: RunCause) -> None:
     assert history.state.pool.jobs[JOB].retries_used == 0
 
 
+def test_a_job_that_ran_out_of_memory_asks_for_more_up_to_what_a_device_has() -> None:
+    """The same share would end the same way; more than any device has would wait for ever."""
+    history = a_running_job(retry_limit=5, backoff_s=0, memory_mib=30_000, memory_factor_pct=200)
+    had = []
+    for attempt in (1, 2, 3):
+        run = run_of(attempt=attempt) if attempt == 1 else history.place(attempt=attempt)
+        history.finish(run, RunCause.OUT_OF_MEMORY)
+        history.release(run)
+        requeued = only(history.settle(), ev.JobRequeued)
+        had.append((requeued.memory_mib_before, requeued.memory_mib))
+    assert had == [(30_000, 60_000), (60_000, 81_920), (0, 0)]
+    assert history.state.pool.jobs[JOB].spec.memory_mib == 81_920
+
+
+def test_more_memory_never_exceeds_what_the_queue_may_hold() -> None:
+    """A raised request that no longer fits its queue would never run again."""
+    history = a_pool(limit_memory_mib=50_000)
+    history.fact(a_job(retry_limit=1, memory_mib=20_000, memory_factor_pct=150, replicas=2))
+    for replica in (0, 1):
+        run = history.place(replica=replica)
+        history.finish(run, RunCause.QUOTA_EXCEEDED)
+        history.release(run)
+    assert only(history.settle(), ev.JobRequeued).memory_mib == 25_000
+
+
+@pytest.mark.parametrize("cause", [RunCause.USER_ERROR, RunCause.NODE_LOST, RunCause.PREEMPTED])
+def test_only_running_out_of_memory_raises_it(cause: RunCause) -> None:
+    """A larger share is dearer and waits longer: nothing else is mended by it."""
+    history = a_running_job(retry_limit=1, memory_factor_pct=200)
+    history.finish(run_of(), cause)
+    history.release(run_of())
+    assert only(history.settle(), ev.JobRequeued).memory_mib == 0
+
+
+def test_a_job_that_asked_avoids_the_nodes_on_which_it_failed() -> None:
+    """A fault of the machine that looks like the program's own is met once."""
+    history = a_running_job(retry_limit=3, backoff_s=0, avoid_same_node=True)
+    history.fact(a_node("node-2"))
+    history.finish(run_of(), RunCause.USER_ERROR)
+    history.release(run_of())
+    requeued = only(history.settle(), ev.JobRequeued)
+    assert requeued.avoid_nodes == (NODE,)
+    assert history.state.pool.jobs[JOB].avoid_nodes == (NODE,)
+    history.fact(a_placement(attempt=2, node="node-2"))
+    run = run_of(attempt=2)
+    history.fact(ev.RunFinished(run_id=run, node_id=NodeId("node-2"), cause=RunCause.UNKNOWN, finished_at=NOON))
+    history.fact(ev.RunReleased(run_id=run, node_id=NodeId("node-2"), released_at=NOON))
+    # There is no third node: meeting one again is better than never running.
+    assert only(history.settle(), ev.JobRequeued).avoid_nodes == ()
+
+
+def test_what_was_no_fault_of_the_node_makes_nobody_avoid_it() -> None:
+    """A preempted job comes back to where its data is."""
+    history = a_running_job(avoid_same_node=True)
+    history.fact(a_node("node-2"))
+    history.finish(run_of(), RunCause.PREEMPTED)
+    history.release(run_of())
+    assert only(history.settle(), ev.JobRequeued).avoid_nodes == ()
+
+
 def test_a_device_that_refuses_every_start_is_not_asked_without_a_pause() -> None:
     """It costs the job nothing, so no budget would ever end it."""
     history = a_pool()
@@ -805,5 +875,5 @@ def test_a_round_of_ends_is_bounded_and_the_next_goes_on() -> None:
 def test_the_policy_names_its_rules() -> None:
     """A replay has to know which rules decided."""
     name, _, digest = core.POLICY.partition("#")
-    assert name == "admission@3"
+    assert name == "admission@4"
     assert len(digest) == 12

@@ -2,12 +2,13 @@
 
 from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.admission.refusals import Refused
-from apportion.admission.validate import DEFAULT_SHARES, ShareDefaults, job_spec, sized
+from apportion.admission.validate import DEFAULT_SHARES, DEFAULTS, ShareDefaults, job_spec, sized
 from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, WorkloadKind
 from apportion.contracts.events import (
     Bid,
@@ -19,7 +20,6 @@ from apportion.contracts.events import (
     Elastic,
     Gang,
     Isolation,
-    IsolationLevel,
     JobRequested,
     JobSpec,
     Model,
@@ -168,7 +168,8 @@ def test_training_without_a_size_gets_more_than_inference() -> None:
 def test_a_pool_may_set_its_own_default_shares() -> None:
     """What a small share is depends on the devices that the pool has."""
     shares = {**DEFAULT_SHARES, WorkloadKind.BATCH: ShareDefaults(compute_milli=100, memory_mib=1000)}
-    spec = job_spec(with_resources(gpu_milli=300), NOON, shares)
+    defaults = msgspec.structs.replace(DEFAULTS, shares=shares)
+    spec = job_spec(with_resources(gpu_milli=300), NOON, defaults)
     assert isinstance(spec, JobSpec)
     assert (spec.compute_milli, spec.memory_mib) == (300, 1000)
 
@@ -218,8 +219,6 @@ def test_a_job_without_a_device_says_so_and_holds_none() -> None:
         ({"gang": Gang(size=4, min=2)}, "gang.min"),
         ({"gang": Gang(size=4, topology_key="rack")}, "gang.topology_key"),
         ({"gang": Gang(size=4, required=True)}, "gang.required"),
-        ({"retry": Retry(limit=1, avoid_same_node=True)}, "retry.avoid_same_node"),
-        ({"retry": Retry(limit=1, memory_factor_pct=150)}, "retry.memory_factor_pct"),
         ({"job_set": "nightly"}, "job_set"),
     ],
 )
@@ -324,7 +323,6 @@ def test_a_refusal_reads_as_plain_words_with_the_next_step() -> None:
         ({"sla": Sla(latency_ms=100)}, "sla.latency_ms"),
         ({"bid": Bid(max_price_micro_per_gpu_hour=1)}, "bid.max_price_micro_per_gpu_hour"),
         ({"checkpoint": Checkpoint(interval_s=0)}, "checkpoint.interval_s"),
-        ({"isolation": Isolation(level=IsolationLevel.MEMORY)}, "isolation.level"),
         ({"placement": Placement(required={"rack": "a"})}, "placement.required"),
         ({"placement": Placement(avoid_nodes=("node-1",))}, "placement.avoid_nodes"),
         ({"runtime": Runtime(min_cuda="12.4")}, "runtime.min_cuda"),

@@ -21,6 +21,7 @@ from apportion.contracts.testing import (
 from apportion.placer import core
 from apportion.placer.state import S, State
 
+RUN = RunId("acme/train-7/0/1")
 HALF = 40_960
 WHOLE = 81_920
 
@@ -666,3 +667,39 @@ def test_a_state_with_held_and_changed_jobs_outlives_a_restart() -> None:
     restored = core.restore(core.snapshot(state))
     assert core.decide(restored, NOON) == core.decide(state, NOON)
     assert core.snapshot(restored) == core.snapshot(state)
+
+
+def test_a_job_shares_a_device_only_in_the_modes_that_were_allowed_it() -> None:
+    """Admission found which modes isolate it as it asked; the first of them that a device offers is taken."""
+    order = (Mode.TIMESLICE, Mode.MPS)
+    facts = settled(told(a_queue(), a_node(devices=1), a_job(modes=order)))
+    assert [s.mode for f in facts if isinstance(f, ev.RunPlaced) for s in f.slices] == [Mode.TIMESLICE]
+    busy = told(a_queue(), a_node(devices=1), a_job("a", modes=(Mode.MPS,)), a_job("b", modes=(Mode.TIMESLICE,)))
+    assert [run for run, _, _ in placements(settled(busy))] == ["acme/a/0/1"]
+
+
+@pytest.mark.parametrize("spec", [{"modes": (Mode.EXCLUSIVE,)}, {"dedicated": True}])
+def test_a_job_that_may_share_with_nobody_gets_a_device_of_its_own(spec: dict[str, Any]) -> None:
+    """The rest of the device isn't given away, and it counts as held."""
+    facts = settled(told(a_queue(), a_node(devices=1), a_job("a", **spec), a_job("b")))
+    (placed,) = (fact for fact in facts if isinstance(fact, ev.RunPlaced))
+    assert placed.job_id == "acme/a"
+    assert [(s.mode, s.compute_milli, s.memory_mib) for s in placed.slices] == [(Mode.EXCLUSIVE, 1000, WHOLE)]
+
+
+def test_a_node_on_which_a_job_failed_gets_none_of_it_again() -> None:
+    """It asked so; the other node is taken, and without one the job waits and says for which node."""
+    again = ev.JobRequeued(
+        job_id=JobId("acme/train-7"), attempt=2, cause=RunCause.USER_ERROR, avoid_nodes=(NodeId("node-1"),)
+    )
+    failed = (
+        a_placement(),
+        ev.RunFinished(run_id=RUN, node_id=NodeId("node-1"), cause=RunCause.USER_ERROR, finished_at=NOON),
+        ev.RunReleased(run_id=RUN, node_id=NodeId("node-1"), released_at=NOON),
+        again,
+    )
+    both = told(a_queue(), a_node("node-1"), a_node("node-2"), a_job(), *failed)
+    assert [node for _, node, _ in placements(settled(both))] == ["node-2"]
+    (waits,) = settled(told(a_queue(), a_node("node-1"), a_job(), *failed))
+    assert isinstance(waits, ev.JobPendingReasonChanged)
+    assert waits.nodes == {"NodeAvoided": 1}

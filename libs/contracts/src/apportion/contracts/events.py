@@ -480,6 +480,13 @@ class LeaseClaimed(Fact, frozen=True, kw_only=True, tag="LeaseClaimed.v1"):
     """How long that session had been silent, by the standby's own clock; 0 where it had said that it leaves."""
 
 
+class DependsOn(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another job, and how it must have ended before this one may be placed."""
+
+    job_id: JobId
+    condition: DependencyCondition = DependencyCondition.SUCCEEDED
+
+
 class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job request with every default filled in: what the placer and the agents go by."""
 
@@ -499,6 +506,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Memory of each device; 0 means the whole device."""
     mode: Mode | None = None
     """None: any that gives what was asked."""
+    modes: tuple[Mode, ...] = ()
+    """Modes that give what was asked, the preferred one first; empty: any, in the pool's own order."""
+    dedicated: bool = False
+    """Its devices are nobody else's while it runs, whatever share of them it asked for."""
+    isolation: IsolationLevel = IsolationLevel.NONE
+    """What was asked or what its tenant is bound to, whichever is more; `modes` and `dedicated` are how it is given."""
     models: tuple[str, ...] = ()
     cpu_milli: int = 0
     host_memory_mib: int = 0
@@ -510,6 +523,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry_limit: int = 0
     retry_on: tuple[RunCause, ...] = ()
     backoff_s: int = 1
+    avoid_same_node: bool = False
+    """A node on which an attempt failed gets none of the later ones; JobRequeued names them."""
+    memory_factor_pct: int = 100
+    """After an attempt that ran out of device memory, the next asks for so much of what it had."""
+    depends_on: tuple[DependsOn, ...] = ()
     grace_s: int = 10
     min_runtime_s: int = 0
     max_wait_s: int = 0
@@ -752,6 +770,11 @@ class JobRequeued(Fact, frozen=True, kw_only=True, tag="JobRequeued.v1"):
     not_before_at: Instant = 0
     """No run of it is placed before this instant (backoff)."""
     retries_left: int = 0
+    avoid_nodes: tuple[NodeId, ...] = ()
+    """Nodes on which its attempts failed, where the job asked not to meet them again: none of it is placed there."""
+    memory_mib: int = 0
+    """Memory of each device from this attempt on, where the last one ran out of it; 0: as before."""
+    memory_mib_before: int = 0
 
 
 class JobSucceeded(Fact, frozen=True, kw_only=True, tag="JobSucceeded.v1"):

@@ -151,6 +151,8 @@ class JobView(Struct):
     queued_at: int = 0
     not_before_at: int = 0
     retries_used: int = 0
+    avoid_nodes: tuple[NodeId, ...] = ()
+    """Nodes on which none of it is placed any more."""
     runs: dict[RunId, RunView] = {}
     """Runs of the present attempt, and older ones that still hold something."""
     stop: StopCause | None = None
@@ -450,6 +452,9 @@ def _requeued(pool: Pool, entry: Entry, event: ev.JobRequeued) -> None:
     job.retries_used = max(job.retries_used, job.spec.retry_limit - event.retries_left)
     job.state = JobState.QUEUED
     job.attempt = event.attempt
+    job.avoid_nodes = event.avoid_nodes
+    if event.memory_mib:
+        job.spec = replace(job.spec, memory_mib=event.memory_mib)
     job.stop = None
     job.stop_actor = job.stop_reason = ""
     job.stop_requeue = True

@@ -15,8 +15,8 @@ from apportion.admission.asks import Asks
 from apportion.admission.dead_letters import DeadLetters
 from apportion.admission.ingress import IngressCount
 from apportion.admission.state import WISHES_PER_ROUND, WISHES_PER_ROUND_MAX
-from apportion.admission.validate import DEFAULT_SHARES
-from apportion.contracts.causes import WorkloadKind
+from apportion.admission.validate import DEFAULT_MODES, DEFAULT_SHARES
+from apportion.contracts.causes import Mode, WorkloadKind
 from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import ADMISSION, PoolId
 from apportion.runtime import telemetry
@@ -34,6 +34,9 @@ log = structlog.get_logger(__name__)
 
 _Share = Annotated[int, Meta(ge=1, le=1000)]
 _Mib = Annotated[int, Meta(ge=1, le=2_147_483_647)]
+_MODE = f"({'|'.join(Mode)})"
+_Modes = Annotated[str, Meta(pattern=f"^({_MODE}(,{_MODE})*)?$")]
+"""Modes in order of preference, with commas between; empty: whatever the placer prefers."""
 
 
 class AdmissionSettings(AuthorSettings, frozen=True, kw_only=True):
@@ -53,6 +56,12 @@ class AdmissionSettings(AuthorSettings, frozen=True, kw_only=True):
     default_memory_mib_batch: _Mib = DEFAULT_SHARES[WorkloadKind.BATCH].memory_mib
     default_memory_mib_interactive: _Mib = DEFAULT_SHARES[WorkloadKind.INTERACTIVE].memory_mib
     default_memory_mib_hpc: _Mib = DEFAULT_SHARES[WorkloadKind.HPC].memory_mib
+    modes_training: _Modes = ",".join(DEFAULT_MODES[WorkloadKind.TRAINING])
+    """Modes that a job of this kind prefers for a share of a device, the best first."""
+    modes_inference: _Modes = ",".join(DEFAULT_MODES[WorkloadKind.INFERENCE])
+    modes_batch: _Modes = ",".join(DEFAULT_MODES[WorkloadKind.BATCH])
+    modes_interactive: _Modes = ",".join(DEFAULT_MODES[WorkloadKind.INTERACTIVE])
+    modes_hpc: _Modes = ",".join(DEFAULT_MODES[WorkloadKind.HPC])
 
     def config(self) -> dict[str, int | str]:
         """The settings that decisions depend on, as the claim states them."""

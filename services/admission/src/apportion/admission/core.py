@@ -40,7 +40,7 @@ FACTS_PER_ROUND: Final = 900
 REFUSED_PER_ROUND: Final = 300
 """Undecodable wishes that one decision refuses, beside the wishes that it answers."""
 
-RULES: Final = 3
+RULES: Final = 4
 """Goes up whenever the same history would lead to another decision."""
 
 
@@ -76,6 +76,8 @@ def _policy() -> str:
             validate.RESERVED_ENV,
             validate.RESERVED_ENV_PREFIXES,
             sorted(validate.SERVICE_CLASSES.items()),
+            sorted((str(level), modes) for level, modes in validate.MODES_OF_LEVEL.items()),
+            sorted((str(kind), modes) for kind, modes in validate.DEFAULT_MODES.items()),
             sorted(
                 (str(kind), share.compute_milli, share.memory_mib) for kind, share in validate.DEFAULT_SHARES.items()
             ),
@@ -248,10 +250,14 @@ class _Round:
         size = validate.sized(request)
         if isinstance(size, Refused):
             return size
-        spec = validate.job_spec(request, self._now, self._state.shares, size)
+        spec = validate.job_spec(request, self._now, self._state.defaults, size)
         if isinstance(spec, Refused):
             return spec
-        return _beyond_limits(spec, self._state.pool.queues[QueueId(request.queue)]) or (spec, size)
+        return (
+            _beyond_limits(spec, self._state.pool.queues[QueueId(request.queue)])
+            or validate.not_offered(spec, self._state.offers)
+            or (spec, size)
+        )
 
     def _job_id(self, asked: Asked, request: ev.JobRequested) -> JobId:
         if request.job_id is not None:
@@ -649,7 +655,8 @@ class _Round:
     def _next_fact(self, job: JobView) -> ev.Fact | None:
         kept = self._state.kept
         identity = kept.identities.get(kept.admitted.get(job.job_id, 0))
-        return lifecycle.next_fact(job, self._now, job.requested_at if identity is None else identity.recorded_at)
+        requested_at = job.requested_at if identity is None else identity.recorded_at
+        return lifecycle.next_fact(job, self._now, requested_at, self._state.pool)
 
     def _state_end(self, job_id: JobId, fact: ev.Fact) -> None:
         self._touched.add(job_id)

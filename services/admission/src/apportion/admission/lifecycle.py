@@ -16,9 +16,9 @@ from typing import Final
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import SPENDS_NO_RETRY, RunCause, StopCause
-from apportion.contracts.ids import replica_of_run
+from apportion.contracts.ids import NodeId, replica_of_run
 from apportion.contracts.units import ms_from_ns, ns_from_s
-from apportion.pool.state import JobState, JobView, RunState, RunView
+from apportion.pool.state import JobState, JobView, Pool, RunState, RunView
 
 ACTOR: Final = "service:admission"
 BACKOFF_S_MAX: Final = 300
@@ -30,6 +30,13 @@ _MOVES_AT_ONCE: Final = frozenset(
     {RunCause.NODE_LOST, RunCause.PREEMPTED, RunCause.DRAINED, RunCause.GANG_BROKEN, RunCause.STALE},
 )
 """Free ends after which waiting helps nobody: what ended the run, the placer knows as well."""
+_SAYS_NOTHING_OF_NODE: Final = frozenset(
+    {RunCause.SUCCESS, RunCause.CANCELLED, RunCause.PREEMPTED, RunCause.GANG_BROKEN, RunCause.STALE},
+)
+"""Ends for which another node would have been no better."""
+_OUT_OF_MEMORY: Final = frozenset({RunCause.OUT_OF_MEMORY, RunCause.QUOTA_EXCEEDED})
+AVOIDED_MAX: Final = 64
+"""Nodes that a job avoids at most: those that it met first are forgiven first."""
 
 
 def is_settled(job: JobView) -> bool:
@@ -89,10 +96,10 @@ def _limit_at(job: JobView) -> int:
     return job.first_started_at + ns_from_s(job.spec.time_limit_s)
 
 
-def next_fact(job: JobView, now: int, requested_at: int) -> ev.Fact | None:
+def next_fact(job: JobView, now: int, requested_at: int, pool: Pool) -> ev.Fact | None:
     """What follows for the job; None where it goes on as it does.
 
-    ``requested_at`` is when its wish was recorded.
+    ``requested_at`` is when its wish was recorded; ``pool`` says what nodes and devices there are for another attempt.
     """
     deadline_at = job.spec.deadline_at
     is_past_deadline = bool(deadline_at) and deadline_at <= now
@@ -103,7 +110,7 @@ def next_fact(job: JobView, now: int, requested_at: int) -> ev.Fact | None:
             return _expired(job) if is_past_deadline else None
         case JobState.RUNNING:
             if is_settled(job):
-                return _settled(job, now, requested_at)
+                return _settled(job, now, requested_at, pool)
             if not has_live_runs(job):
                 return None  # all have ended: what is left is to release them
             broken = _deciding(job)
@@ -127,7 +134,7 @@ def next_fact(job: JobView, now: int, requested_at: int) -> ev.Fact | None:
                 )
             return None
         case JobState.STOPPING:
-            return _settled(job, now, requested_at) if is_settled(job) else None
+            return _settled(job, now, requested_at, pool) if is_settled(job) else None
 
 
 def _expired(job: JobView) -> ev.JobExpired:
@@ -149,7 +156,7 @@ def _said_of(run: RunView) -> str:
     return f"replica {replica_of_run(run.run_id)} ended on {run.node_id}: {run.cause or RunCause.UNKNOWN}{how}"
 
 
-def _settled(job: JobView, now: int, requested_at: int) -> ev.Fact:
+def _settled(job: JobView, now: int, requested_at: int, pool: Pool) -> ev.Fact:
     """What follows once nothing of the attempt is left."""
     decider = _deciding(job)
     if job.stop is StopCause.DEADLINE:
@@ -178,12 +185,16 @@ def _settled(job: JobView, now: int, requested_at: int) -> ev.Fact:
     if job.spec.deadline_at and job.spec.deadline_at <= now:
         return _expired(job)
     pause_s = _pause_s(job, cause)
+    memory_mib = _more_memory(job, cause, pool)
     return ev.JobRequeued(
         job_id=job.job_id,
         attempt=job.attempt + 1,
         cause=cause,
         not_before_at=now + ns_from_s(pause_s) if pause_s else 0,
         retries_left=left if is_free else left - 1,
+        avoid_nodes=_avoided(job, pool),
+        memory_mib=memory_mib,
+        memory_mib_before=job.spec.memory_mib if memory_mib else 0,
         caused_by=decider.last_event,
     )
 
@@ -192,6 +203,45 @@ def _may_retry(job: JobView, cause: RunCause) -> bool:
     # Without a list, whatever went wrong is tried again, save the limit that the job set itself: it would only reach
     # it once more.
     return cause in job.spec.retry_on if job.spec.retry_on else cause is not RunCause.TIME_LIMIT
+
+
+def _avoided(job: JobView, pool: Pool) -> tuple[NodeId, ...]:
+    """Nodes on which nothing of the job is placed any more, in the order in which it failed there."""
+    if not job.spec.avoid_same_node:
+        return ()
+    failed = sorted(
+        {run.node_id for run in job.current_runs() if run.cause not in _SAYS_NOTHING_OF_NODE and not run.stop}
+        - set(job.avoid_nodes)
+    )
+    avoided = (*job.avoid_nodes, *failed)[-AVOIDED_MAX:]
+    # Where that leaves no node at all, meeting one again is better than never running.
+    return avoided if pool.nodes.keys() - set(avoided) else ()
+
+
+def _more_memory(job: JobView, cause: RunCause, pool: Pool) -> int:
+    """MiB of each device for the next attempt, where the last ran out of them; 0 where they stay as they are.
+
+    At most what any device of an accepted model has, and what the queue may ever hold: more could never be placed.
+    """
+    spec = job.spec
+    if cause not in _OUT_OF_MEMORY or not spec.memory_mib or spec.memory_factor_pct <= 100:
+        return 0
+    wanted = -(-spec.memory_mib * spec.memory_factor_pct // 100)
+    there_is = max(
+        (
+            view.device.memory_mib
+            for node in pool.nodes.values()
+            for view in node.devices.values()
+            if not spec.models or view.device.model in spec.models
+        ),
+        default=spec.memory_mib,
+    )
+    queue = pool.queues.get(spec.queue)
+    limit = None if queue is None else queue.limit_memory_mib
+    if limit is not None:
+        there_is = min(there_is, limit // (spec.devices * spec.replicas))
+    raised = min(wanted, there_is)
+    return raised if raised > spec.memory_mib else 0
 
 
 def _pause_s(job: JobView, cause: RunCause) -> int:

@@ -9,7 +9,7 @@ answer however late it comes, which is what the broker's window of duplicates ca
 
 import hashlib
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Final
@@ -19,17 +19,20 @@ from msgspec import Struct
 
 from apportion.admission.lifecycle import is_due_now, next_instant
 from apportion.admission.refusals import Refused
-from apportion.admission.validate import DEFAULT_SHARES, ShareDefaults
+from apportion.admission.validate import DEFAULT_MODES, DEFAULT_SHARES, Defaults, ShareDefaults
 from apportion.contracts import events as ev
-from apportion.contracts.causes import RunCause, WorkloadKind
+from apportion.contracts.causes import Mode, RunCause, WorkloadKind
 from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.envelope import Entry, Stream, Undecodable
-from apportion.contracts.ids import ADMISSION, JobId, QueueId, RunId, TenantId, attempt_of_run, job_of_run
+from apportion.contracts.ids import ADMISSION, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run, job_of_run
 from apportion.pool import state as pool_state
 from apportion.pool.state import JobState, JobView, Pool, RunState, run_of
 
 _MONITORS: Final = frozenset(kind.__name__ for kind in ev.WISHES if kind.ANSWERED_BY != ADMISSION)
 """Types of wishes that another service answers, undecodable ones included."""
+
+Offer = tuple[str, tuple[Mode, ...]]
+"""A device's model, and the modes in which it can be shared or given."""
 
 Terminal = ev.JobSucceeded | ev.JobFailed | ev.JobCancelled | ev.JobExpired
 
@@ -118,13 +121,14 @@ class State:
 
     __slots__ = (
         "_timers",
+        "defaults",
         "due",
         "first_by_identity",
         "inbox",
         "job_of_wish",
         "kept",
+        "offers",
         "queues_of",
-        "shares",
         "timer_of",
         "wishes_per_round",
     )
@@ -142,6 +146,10 @@ class State:
         self.timer_of: dict[JobId, int] = {}
         self._timers: list[tuple[int, JobId]] = []
         """A heap over ``timer_of``; entries that the dict doesn't confirm are out of date."""
+        self.offers: Counter[Offer] = Counter()
+        """Devices of the pool's nodes by what they offer, whatever state they are in."""
+        for node_id in kept.pool.nodes:
+            self._count_devices(node_id, 1)
         self.index_queues()
         for job in kept.pool.jobs.values():
             self.reconsider(job.job_id)
@@ -167,17 +175,30 @@ class State:
                 queues.setdefault(tenant, []).append(queue_id)
         self.queues_of = {tenant: tuple(mine) for tenant, mine in queues.items()}
 
+    def _count_devices(self, node_id: NodeId, by: int) -> None:
+        node = self.pool.nodes.get(node_id)
+        if node is None:
+            return
+        for view in node.devices.values():
+            offer = (view.device.model, view.device.modes)
+            self.offers[offer] += by
+            if not self.offers[offer]:
+                del self.offers[offer]
+
     def configure(self) -> None:
         """Take over the settings of the newest claim; what it doesn't name has its default."""
         config = self.kept.config
         self.wishes_per_round = _setting(config, "wishes_per_round", WISHES_PER_ROUND, 1, WISHES_PER_ROUND_MAX)
-        self.shares = {
-            kind: ShareDefaults(
-                compute_milli=_setting(config, f"default_compute_milli_{kind}", share.compute_milli, 1, 1000),
-                memory_mib=_setting(config, f"default_memory_mib_{kind}", share.memory_mib, 1, 2_147_483_647),
-            )
-            for kind, share in DEFAULT_SHARES.items()
-        }
+        self.defaults = Defaults(
+            shares={
+                kind: ShareDefaults(
+                    compute_milli=_setting(config, f"default_compute_milli_{kind}", share.compute_milli, 1, 1000),
+                    memory_mib=_setting(config, f"default_memory_mib_{kind}", share.memory_mib, 1, 2_147_483_647),
+                )
+                for kind, share in DEFAULT_SHARES.items()
+            },
+            modes={kind: _modes(config.get(f"modes_{kind}"), modes) for kind, modes in DEFAULT_MODES.items()},
+        )
 
     def reconsider(self, job_id: JobId) -> None:
         """Renew what the indexes say of a job."""
@@ -272,6 +293,11 @@ class State:
                 if not (was_running and run is not None and run.state is RunState.PLACED):
                     self.reconsider(event.job_id)
                 return
+            case ev.NodeRegistered():
+                self._count_devices(event.node_id, -1)
+                pool_state.evolve(pool, entry)
+                self._count_devices(event.node_id, 1)
+                return
             case ev.NodeFenced():
                 node = pool.nodes.get(event.node_id)
                 jobs = set() if node is None else {job_of_run(run) for run in node.runs}
@@ -351,6 +377,7 @@ CONFIG_NAMES: Final = (
     "wishes_per_round",
     *(f"default_compute_milli_{kind}" for kind in WorkloadKind),
     *(f"default_memory_mib_{kind}" for kind in WorkloadKind),
+    *(f"modes_{kind}" for kind in WorkloadKind),
 )
 """Settings that decisions depend on; they come with the lease's claim."""
 
@@ -358,6 +385,14 @@ CONFIG_NAMES: Final = (
 def _setting(config: dict[str, int | str], name: str, default: int, least: int, most: int) -> int:
     value = config.get(name, default)
     return min(max(value, least), most) if isinstance(value, int) else default
+
+
+def _modes(value: int | str | None, default: tuple[Mode, ...]) -> tuple[Mode, ...]:
+    """Modes from their names in one line; those that this version doesn't know are passed over."""
+    if not isinstance(value, str):
+        return default
+    named = dict.fromkeys(word.strip() for word in value.split(","))
+    return tuple(Mode(word) for word in named if word in set(Mode))
 
 
 def _asked(entry: Entry, tenant: TenantId) -> Asked | None:

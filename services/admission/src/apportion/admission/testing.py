@@ -47,6 +47,8 @@ class History:
         """Its author states something; ``basis`` is the last fact that it had folded, where it decides from facts."""
         self._facts += 1
         author = agent_author(event.node_id) if isinstance(event, _AGENTS) else Author("")
+        if isinstance(event, ev.LeaseClaimed):
+            author = Author(event.author)
         known = None if basis is None else Basis(facts=basis, wishes=0, decided_at=at, policy="test")
         return self.add(as_fact(event, self._facts, author=author, at=at, basis=known))
 

@@ -4,7 +4,7 @@ Knows nothing of tenants, queues or other jobs; types, ranges and grammars were 
 A field that placer and agents can't honour yet is refused by name: silently ignoring it would change what was asked.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -69,6 +69,38 @@ DEFAULT_SHARES: Final[Mapping[WorkloadKind, ShareDefaults]] = {
 }
 
 
+MODES_OF_LEVEL: Final[Mapping[IsolationLevel, tuple[Mode, ...]]] = {
+    IsolationLevel.NONE: (Mode.MPS, Mode.MIG, Mode.TIMESLICE, Mode.EXCLUSIVE),
+    # Time slices have a watchdog alone, which acts once a neighbour has taken too much.
+    IsolationLevel.MEMORY: (Mode.MIG, Mode.MPS, Mode.EXCLUSIVE),
+    IsolationLevel.FAULT: (Mode.MIG, Mode.EXCLUSIVE),
+    IsolationLevel.DEDICATED: (Mode.EXCLUSIVE,),
+    IsolationLevel.CONFIDENTIAL: (Mode.EXCLUSIVE,),
+}
+"""Modes that keep neighbours from what the level names (DESIGN: a slice is three promises)."""
+
+DEFAULT_MODES: Final[Mapping[WorkloadKind, tuple[Mode, ...]]] = {
+    WorkloadKind.TRAINING: (Mode.MIG, Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE),
+    WorkloadKind.INFERENCE: (Mode.MPS, Mode.MIG, Mode.TIMESLICE),
+    WorkloadKind.BATCH: (),
+    WorkloadKind.INTERACTIVE: (),
+    WorkloadKind.HPC: (),
+}
+"""What each kind prefers for a share of a device; empty: whatever the pool prefers."""
+
+
+class Defaults(Struct, frozen=True, kw_only=True):
+    """What a request that leaves something open gets."""
+
+    shares: Mapping[WorkloadKind, ShareDefaults]
+    modes: Mapping[WorkloadKind, tuple[Mode, ...]]
+    isolation: IsolationLevel = IsolationLevel.NONE
+    """The least that its tenant is bound to."""
+
+
+DEFAULTS: Final = Defaults(shares=DEFAULT_SHARES, modes=DEFAULT_MODES)
+
+
 def sized(request: JobRequested) -> Sized | Refused | None:
     """What the request's model needs on each device; None where it names none.
 
@@ -106,7 +138,7 @@ def sized(request: JobRequested) -> Sized | Refused | None:
 def job_spec(
     request: JobRequested,
     now: int,
-    defaults: Mapping[WorkloadKind, ShareDefaults] = DEFAULT_SHARES,
+    defaults: Defaults = DEFAULTS,
     size: Sized | None = None,
 ) -> JobSpec | Refused:
     """The request with every default filled in, or the first reason why it can't be honoured.
@@ -137,7 +169,9 @@ def job_spec(
             found=request.not_before or "",
             hint="Let the job start before it has to be done.",
         )
-    devices, compute_milli, memory_mib, mode = _share(request, defaults, size)
+    share = _isolated(request, _share(request, defaults.shares, size), defaults)
+    if isinstance(share, Refused):
+        return share
     service_class = request.service_class or SERVICE_CLASSES[request.workload.kind]
     resources = request.resources
     return JobSpec(
@@ -149,10 +183,13 @@ def job_spec(
         priority=500 if request.priority is None else request.priority,
         preemptible=service_class is not ServiceClass.ONLINE if request.preemptible is None else request.preemptible,
         replicas=request.gang.size,
-        devices=devices,
-        compute_milli=compute_milli,
-        memory_mib=memory_mib,
-        mode=mode,
+        devices=share.devices,
+        compute_milli=share.compute_milli,
+        memory_mib=share.memory_mib,
+        mode=share.mode,
+        modes=share.modes,
+        dedicated=share.dedicated,
+        isolation=share.isolation,
         models=() if resources.device is None else resources.device.models,
         cpu_milli=resources.cpu_milli or 0,
         host_memory_mib=resources.memory_mib or 0,
@@ -162,6 +199,8 @@ def job_spec(
         retry_limit=request.retry.limit,
         retry_on=request.retry.on,
         backoff_s=request.retry.backoff_s,
+        avoid_same_node=bool(request.retry.avoid_same_node),
+        memory_factor_pct=request.retry.memory_factor_pct or 100,
         grace_s=GRACE_S_DEFAULT if request.grace_s is None else request.grace_s,
         min_runtime_s=request.min_runtime_s or 0,
         max_wait_s=request.max_wait_s or 0,
@@ -181,14 +220,12 @@ def _unsupported(request: JobRequested) -> Refused | None:
 
 def _is_ordinary(request: JobRequested) -> bool:
     """True where nothing is asked that could be unsupported: the cheap look at what nearly all requests are."""
-    workload, resources, gang, retry = request.workload, request.resources, request.gang, request.retry
+    workload, resources, gang = request.workload, request.resources, request.gang
     return (
         gang.min is None
         and gang.topology_key is None
         and gang.required is None
         and gang.preferred is None
-        and retry.avoid_same_node is None
-        and retry.memory_factor_pct is None
         and workload.image is None
         and resources.mig_profile is None
         and resources.disk_mib is None
@@ -202,7 +239,6 @@ def _is_ordinary(request: JobRequested) -> bool:
         and request.sla is None
         and request.bid is None
         and request.checkpoint is None
-        and request.isolation is None
         and request.placement is None
         and request.runtime is None
         and request.data is None
@@ -223,7 +259,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
 
 def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
     """Fields that ask for something which nobody can give yet. A zero, ``none`` or ``false`` asks for nothing."""
-    workload, resources, gang, retry = request.workload, request.resources, request.gang, request.retry
+    workload, resources, gang = request.workload, request.resources, request.gang
     if workload.image is not None:
         yield "workload.image", workload.image
     for name, value in workload.env.items():
@@ -255,16 +291,10 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "gang.required", "true"
     if gang.preferred:
         yield "gang.preferred", "true"
-    if retry.avoid_same_node:
-        yield "retry.avoid_same_node", "true"
-    if retry.memory_factor_pct is not None and retry.memory_factor_pct > 100:
-        yield "retry.memory_factor_pct", str(retry.memory_factor_pct)
     if request.job_set is not None:
         yield "job_set", request.job_set
     for field in ("elastic", "sla", "bid", "checkpoint", "placement", "runtime", "data"):
         yield from _parts_asked(field, getattr(request, field))
-    if request.isolation is not None and request.isolation.level is not IsolationLevel.NONE:
-        yield "isolation.level", str(request.isolation.level)
     if request.depends_on:
         yield "depends_on", f"{len(request.depends_on)} jobs"
 
@@ -463,10 +493,23 @@ def _instant(text: str | None, field: str) -> int | Refused:
     return instant
 
 
-def _share(
-    request: JobRequested, defaults: Mapping[WorkloadKind, ShareDefaults], size: Sized | None
-) -> tuple[int, int, int, Mode | None]:
-    """Devices per replica, milli-GPU and MiB of each (0 MiB: all of it), and the mode."""
+class _Share(Struct, frozen=True, kw_only=True):
+    """What of which devices each replica gets, and how."""
+
+    devices: int
+    compute_milli: int
+    memory_mib: int
+    """0: all of it."""
+    mode: Mode | None
+    modes: tuple[Mode, ...] = ()
+    dedicated: bool = False
+    isolation: IsolationLevel = IsolationLevel.NONE
+    is_default: bool = False
+    """The request didn't say how much compute it wants."""
+
+
+def _share(request: JobRequested, defaults: Mapping[WorkloadKind, ShareDefaults], size: Sized | None) -> _Share:
+    """Devices per replica, milli-GPU and MiB of each, and the mode."""
     resources = request.resources
     gpu, milli, memory_mib = resources.gpu, resources.gpu_milli, resources.gpu_memory_mib
     if size is not None:
@@ -475,13 +518,95 @@ def _share(
     if gpu is None and ways > 1:
         gpu = ways
     if gpu is None and milli is None and memory_mib is None:
-        return 0, 0, 0, None
+        return _Share(devices=0, compute_milli=0, memory_mib=0, mode=None)
     by_kind = defaults[request.workload.kind]
-    if milli is None and gpu is None:
-        milli = by_kind.compute_milli
-        if resources.mode is Mode.EXCLUSIVE:
-            milli = MILLI_PER_DEVICE
+    is_default = milli is None and gpu is None
+    if is_default:
+        milli = MILLI_PER_DEVICE if resources.mode is Mode.EXCLUSIVE else by_kind.compute_milli
     if milli is None or (milli == MILLI_PER_DEVICE and resources.gpu_memory_mib is None):
         # Whole devices: nobody shares them unless the job says that it would.
-        return gpu or 1, MILLI_PER_DEVICE, memory_mib or 0, resources.mode or Mode.EXCLUSIVE
-    return 1, milli, by_kind.memory_mib if memory_mib is None else memory_mib, resources.mode
+        return _Share(
+            devices=gpu or 1,
+            compute_milli=MILLI_PER_DEVICE,
+            memory_mib=memory_mib or 0,
+            mode=resources.mode or Mode.EXCLUSIVE,
+        )
+    return _Share(
+        devices=1,
+        compute_milli=milli,
+        memory_mib=by_kind.memory_mib if memory_mib is None else memory_mib,
+        mode=resources.mode,
+        is_default=is_default,
+    )
+
+
+def _isolated(request: JobRequested, share: _Share, defaults: Defaults) -> _Share | Refused:
+    """The share in the modes that keep the job as isolated as it asked or its tenant is bound to be."""
+    asked = IsolationLevel.NONE if request.isolation is None else request.isolation.level
+    level = max(asked, defaults.isolation, key=_LEVELS.index)
+    allowed = MODES_OF_LEVEL[level]
+    if not share.devices:
+        if asked is IsolationLevel.NONE:
+            return share
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="isolation.level",
+            expected="none, for a job without a device",
+            found=str(asked),
+        )
+    if share.mode is not None and share.mode not in allowed:
+        whose = "isolation.level" if level is asked else "the tenant's isolation"
+        return Refused(
+            code=Refusal.ISOLATION_UNAVAILABLE,
+            field="resources.mode",
+            expected=f"{' or '.join(sorted(allowed))}, which can give {whose} {level}",
+            found=str(share.mode),
+            hint="Leave the mode out and get one that can.",
+        )
+    if level in {IsolationLevel.DEDICATED, IsolationLevel.CONFIDENTIAL}:
+        # The device is nobody else's, so all of it is the job's: a share of it would only leave the rest unused.
+        return msgspec.structs.replace(
+            share, compute_milli=MILLI_PER_DEVICE, mode=Mode.EXCLUSIVE, dedicated=True, isolation=level
+        )
+    if share.mode is not None:
+        return msgspec.structs.replace(share, isolation=level)
+    preferred = defaults.modes[request.workload.kind]
+    if level is IsolationLevel.NONE:
+        # Who asked for a share isn't given a whole device instead; who left it open may be.
+        modes = tuple(mode for mode in preferred if share.is_default or mode is not Mode.EXCLUSIVE)
+    else:
+        modes = tuple(sorted(allowed, key=lambda mode: _rank(preferred, allowed, mode)))
+    return msgspec.structs.replace(share, modes=modes, isolation=level)
+
+
+def not_offered(spec: JobSpec, offers: Iterable[tuple[str, tuple[Mode, ...]]]) -> Refused | None:
+    """Why no device of the pool can give the job a slice in a mode that it accepts; None where one can.
+
+    ``offers`` are models and modes of the pool's devices. A pool without any says nothing of those that will come.
+    """
+    accepted = (spec.mode,) if spec.mode is not None else spec.modes
+    if not accepted:
+        return None
+    offered = {mode for model, modes in offers if not spec.models or model in spec.models for mode in modes}
+    if not offered or not offered.isdisjoint(accepted):
+        return None
+    could = [level for level in _LEVELS if not offered.isdisjoint(MODES_OF_LEVEL[level])]
+    is_isolated = spec.isolation is not IsolationLevel.NONE
+    best = f"isolation.level {could[-1]}" if could else "nothing"
+    return Refused(
+        code=Refusal.ISOLATION_UNAVAILABLE,
+        field="isolation.level" if is_isolated else "resources.mode",
+        expected=f"{spec.isolation}, which {' or '.join(accepted)} gives" if is_isolated else " or ".join(accepted),
+        found=f"devices that offer {', '.join(sorted(offered))}",
+        hint=f"What could be given here is {best}: ask for no more, or for other devices.",
+    )
+
+
+def _rank(preferred: tuple[Mode, ...], allowed: tuple[Mode, ...], mode: Mode) -> tuple[int, int]:
+    # A whole device for a share is what remains where nothing smaller isolates it.
+    place = preferred.index(mode) if mode in preferred else len(preferred)
+    return (len(preferred) + 1 if mode is Mode.EXCLUSIVE else place), allowed.index(mode)
+
+
+_LEVELS: Final = tuple(IsolationLevel)
+"""Each level includes those before it."""

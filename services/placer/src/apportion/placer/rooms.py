@@ -27,6 +27,8 @@ class Out(StrEnum):
     NO_MATCHING_DEVICE = "NoMatchingDevice"
     ISOLATION_UNAVAILABLE = "IsolationUnavailable"
     HOST_TOO_SMALL = "HostTooSmall"
+    NODE_AVOIDED = "NodeAvoided"
+    """An attempt of the job failed there, and it asked not to meet the node again."""
     NODE_CORDONED = "NodeCordoned"
     NODE_DRAINING = "NodeDraining"
     NODE_SUSPECTED = "NodeSuspected"
@@ -40,7 +42,7 @@ class Out(StrEnum):
     INSUFFICIENT_HOST = "InsufficientHost"
 
 
-NEVER = frozenset({Out.NO_MATCHING_DEVICE, Out.ISOLATION_UNAVAILABLE, Out.HOST_TOO_SMALL})
+NEVER = frozenset({Out.NO_MATCHING_DEVICE, Out.ISOLATION_UNAVAILABLE, Out.HOST_TOO_SMALL, Out.NODE_AVOIDED})
 """Reasons that stay while the node is what it is, however empty it gets."""
 
 _OUT_BY_STATE = {
@@ -67,23 +69,35 @@ class Demand(Struct, frozen=True, kw_only=True):
     replicas: int
     trust: TenantId
     """Whom the job shares an MPS device with: its own tenant; empty where the pool is one trust group."""
+    shared: tuple[Mode, ...] = SHARED
+    """Modes in which it may share a device, the preferred one first."""
+    avoid: tuple[NodeId, ...] = ()
 
 
-def demand_of(spec: JobSpec, tenant: TenantId, *, is_pool_trusted: bool) -> Demand:
+def demand_of(spec: JobSpec, tenant: TenantId, *, is_pool_trusted: bool, avoid: tuple[NodeId, ...] = ()) -> Demand:
     """What a job of this specification needs of a node."""
     has_devices = spec.devices > 0
+    shared = tuple(mode for mode in spec.modes if mode in SHARED) if spec.modes else SHARED
     return Demand(
         devices=spec.devices,
         compute_milli=spec.compute_milli if has_devices else 0,
         memory_mib=spec.memory_mib if has_devices else 0,
         is_whole=has_devices
-        and (spec.mode is Mode.EXCLUSIVE or spec.devices > 1 or (spec.compute_milli >= 1000 and spec.memory_mib == 0)),
+        and (
+            spec.mode is Mode.EXCLUSIVE
+            or spec.dedicated
+            or not shared
+            or spec.devices > 1
+            or (spec.compute_milli >= 1000 and spec.memory_mib == 0)
+        ),
         mode=spec.mode if has_devices else None,
         models=spec.models if has_devices else (),
         cpu_milli=spec.cpu_milli,
         host_memory_mib=spec.host_memory_mib,
         replicas=spec.replicas,
         trust=TenantId("") if is_pool_trusted else tenant,
+        shared=shared if has_devices else SHARED,
+        avoid=avoid,
     )
 
 
@@ -225,7 +239,7 @@ def offered_mode(demand: Demand, modes: tuple[Mode, ...]) -> Mode | None:
         return wanted if wanted in modes else None
     if demand.mode is not None:
         return demand.mode if demand.mode in SHARED and demand.mode in modes else None
-    for mode in SHARED:
+    for mode in demand.shared:
         if mode in modes:
             return mode
     return None
@@ -235,7 +249,7 @@ def mode_now(demand: Demand, device: DeviceRoom) -> Mode | None:
     """How the device gives what is asked beside the runs that it has; None where their modes or owners don't go."""
     if device.mode is None:
         return offered_mode(demand, device.modes)
-    if demand.is_whole or device.mode not in SHARED or device.mode not in device.modes:
+    if demand.is_whole or device.mode not in demand.shared or device.mode not in device.modes:
         return None
     if demand.mode is not None and demand.mode is not device.mode:
         return None
@@ -265,6 +279,8 @@ def look(demand: Demand, room: NodeRoom, places: tuple[int, ...], choose: Choose
     """How the node hosts one replica on devices among ``places`` (see places_on), or why it does not now."""
     if room.state is not NodeState.READY:
         return _OUT_BY_STATE[room.state]
+    if room.node_id in demand.avoid:
+        return Out.NODE_AVOIDED
     if not demand.devices:
         fits: list[int] = []
     elif demand.is_whole:

@@ -142,7 +142,8 @@ def state_of(kept: Kept) -> State:
 
 def demand_of_job(state: State, job: JobView) -> Demand:
     """What each replica of the job needs of a node, under the present settings."""
-    return demand_of(job.spec, job.tenant, is_pool_trusted=state.settings.mps_trust != "tenant")
+    is_pool_trusted = state.settings.mps_trust != "tenant"
+    return demand_of(job.spec, job.tenant, is_pool_trusted=is_pool_trusted, avoid=job.avoid_nodes)
 
 
 def order_of(job: JobView) -> OrderKey:
