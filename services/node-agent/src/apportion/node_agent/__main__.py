@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Final
@@ -22,11 +22,12 @@ from apportion.contracts.causes import DeviceHealth, Mode
 from apportion.contracts.ids import DeviceUuid, NodeId, PoolId, agent_author
 from apportion.node_agent import core
 from apportion.node_agent.enforce.exclusive import Exclusive
+from apportion.node_agent.enforce.mig import Mig
 from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import Enforcer, Slices
 from apportion.node_agent.enforce.timeslice import TimeSlice
 from apportion.node_agent.enforce.watchdog import Watchdog
-from apportion.node_agent.machine import inventory_of
+from apportion.node_agent.machine import inventory_of, with_lost
 from apportion.node_agent.nvml import DeviceLost, Devices, NoDriver, NvmlFailed, XidSeen, open_devices
 from apportion.node_agent.processes import Processes, RootInUse
 from apportion.node_agent.shell import Shell, session_leaders
@@ -42,6 +43,7 @@ from apportion.runtime.stream import Bus
 
 SERVICE: Final = "node-agent"
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_RECLAIM_PAUSE_S: Final = 2.0
 XID_LOST: Final = 79
 FAILING_XIDS: Final = frozenset({48, 62, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143})
 """Faults after which a device needs a reset before it may be given to anybody; 94 is contained to its application."""
@@ -58,8 +60,14 @@ class AgentSettings(Common, frozen=True, kw_only=True):
     """How many devices to simulate; 0: this machine's own, by its driver."""
     simulated_profile: Name = "h200"
     """Which board is simulated."""
+    simulated_driver: Annotated[str, Meta(pattern="^(580|590|610|615)$")] = "580"
+    """Which driver branch is simulated: later ones have more ways to enforce."""
+    simulated_mig_devices: Annotated[int, Meta(ge=0, le=64)] = 0
+    """So many of the simulated devices are in MIG mode."""
     heartbeat_ms: Annotated[int, Meta(ge=50, le=60_000)] = 1000
     """How often the agent says that it is alive."""
+    inventory_s: Annotated[int, Meta(ge=1, le=86_400)] = 30
+    """How often devices, driver and probes are looked at again."""
     watchdog_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
     """How often device memory is looked at; a run is ended after two looks over its limit."""
 
@@ -92,19 +100,22 @@ class Agent:
             processes = await self._enter_processes(stack)
             devices = await self._enter_devices(stack)
             path = self._path()
-            inventory = inventory_of(devices, path=path, is_simulated=self._simulated is not None)
             watchdog = Watchdog(devices, session_of=session_leaders(processes))
+            mig = Mig(devices, watchdog, directory=self._state_dir / "mig")
+            inventory = self._inventory_now(devices, mig)
             mps = Mps(
                 devices, watchdog, directory=self._state_dir / "mps", path=path, env={"HOME": "/", **self._node_env()}
             )
             enforcers: dict[Mode, Enforcer] = {
                 Mode.EXCLUSIVE: Exclusive(devices, end_idle_mps=mps.end_idle),
+                Mode.MIG: mig,
                 Mode.MPS: mps,
                 Mode.TIMESLICE: TimeSlice(devices, watchdog),
             }
+            slices = Slices(devices, enforcers, usable={device.uuid: device for device in inventory.devices})
             shell = Shell(
                 processes=processes,
-                slices=Slices(devices, enforcers, usable={device.uuid: device for device in inventory.devices}),
+                slices=slices,
                 watchdog=watchdog,
                 mps=mps,
                 path=path,
@@ -142,8 +153,23 @@ class Agent:
             if self._simulated is not None:
                 self._follow_simulated(self._simulated, reactor, mps, devices, inventory)
             reactor.feed(core.InventoryChanged(inventory=inventory))
-            reactor.feed(await shell.adopt(reactor.session))
-            await self._work(stop, reactor=reactor, shell=shell, bus=bus, devices=devices, inventory=inventory)
+            adopted = await shell.adopt(reactor.session)
+            # What an earlier agent made for a run that doesn't live goes before anything new is made.
+            left = await mig.reconcile({one.run_id for one in adopted.found if one.started is not None})
+            reactor.feed(adopted)
+            background = {
+                "inventory": self._follow_inventory(reactor, devices, mig, slices, inventory),
+                "reclaim": self._reclaim(mig, shell) if left else None,
+            }
+            await self._work(
+                stop,
+                reactor=reactor,
+                shell=shell,
+                bus=bus,
+                devices=devices,
+                inventory=inventory,
+                background={name: work for name, work in background.items() if work is not None},
+            )
         return 0
 
     async def _work(
@@ -155,8 +181,9 @@ class Agent:
         bus: Bus,
         devices: Devices,
         inventory: core.Inventory,
+        background: Mapping[str, Coroutine[object, object, None]],
     ) -> None:
-        """Everything that runs side by side; the first to fail ends all."""
+        """Everything that runs side by side; the first to fail ends all. ``background`` may end by itself."""
         loop_task = asyncio.create_task(reactor.run(stop), name="reactor")
         helpers = {
             asyncio.create_task(shell.run(), name="ends"),
@@ -167,6 +194,7 @@ class Agent:
             asyncio.create_task(self._watch_xids(reactor, devices, inventory), name="xids"),
             asyncio.ensure_future(shell.failure),
         }
+        beside = [asyncio.create_task(work, name=name) for name, work in background.items()]
         try:
             await asyncio.wait({loop_task, *helpers}, return_when=asyncio.FIRST_COMPLETED)
             for helper in helpers:
@@ -174,9 +202,47 @@ class Agent:
                     helper.result()
             await loop_task
         finally:
-            for task in (loop_task, *helpers):
+            for task in (loop_task, *helpers, *beside):
                 task.cancel()
-            await asyncio.gather(loop_task, *helpers, return_exceptions=True)
+            await asyncio.gather(loop_task, *helpers, *beside, return_exceptions=True)
+
+    def _inventory_now(self, devices: Devices, mig: Mig) -> core.Inventory:
+        return inventory_of(
+            devices,
+            path=self._path(),
+            is_simulated=self._simulated is not None,
+            env=self._node_env(),
+            foreign=mig.foreign,
+        )
+
+    async def _follow_inventory(
+        self,
+        reactor: "Reactor[core.State]",
+        devices: Devices,
+        mig: Mig,
+        slices: Slices,
+        inventory: core.Inventory,
+    ) -> None:
+        """Look again now and then: an operator may have switched MIG mode, or put a new driver in."""
+        before = inventory
+        while True:
+            await asyncio.sleep(self._settings.inventory_s)
+            try:
+                now = await asyncio.get_running_loop().run_in_executor(None, self._inventory_now, devices, mig)
+            except NvmlFailed as err:
+                log.warning("inventory_unreadable", error=str(err))  # Away for a moment; told elsewhere.
+                continue
+            now = with_lost(now, before)
+            if now != before:
+                log.info("inventory_changed", devices=len(now.devices), driver=now.driver_version)
+                before = now
+                slices.use({device.uuid: device for device in now.devices})
+                reactor.feed(core.InventoryChanged(inventory=now))
+
+    async def _reclaim(self, mig: Mig, shell: Shell) -> None:
+        """MIG instances of dead runs that something still held when the agent started."""
+        while await mig.reconcile(shell.live_runs()):  # noqa: ASYNC110  nothing tells when a driver lets go
+            await asyncio.sleep(_RECLAIM_PAUSE_S)
 
     async def _enter_processes(self, stack: AsyncExitStack) -> Processes:
         try:
@@ -194,6 +260,8 @@ class Agent:
                 state_dir=self._state_dir,
                 devices=settings.simulated_devices,
                 profile=settings.simulated_profile,
+                driver=settings.simulated_driver,
+                mig_devices=settings.simulated_mig_devices,
             )
             await self._simulated.open()
             stack.push_async_callback(self._simulated.close)

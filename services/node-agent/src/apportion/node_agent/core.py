@@ -81,6 +81,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     simulated: bool = False
     labels: dict[str, str] = {}
     agent_version: str = ""
+    cuda_version: str = ""
+    capabilities: dict[str, str] = {}
 
 
 class InventoryChanged(Struct, frozen=True, kw_only=True):
@@ -595,6 +597,8 @@ class AgentCore:
             simulated=inventory.simulated,
             labels=inventory.labels,
             agent_version=inventory.agent_version,
+            cuda_version=inventory.cuda_version,
+            capabilities=inventory.capabilities,
         )
         stated = state.registered
         if stated is None or _but_health(stated) != _but_health(wanted):

@@ -14,6 +14,7 @@ import pynvml
 
 from apportion.contracts.ids import DeviceUuid
 from apportion.contracts.units import mib_from_bytes, mib_holding_bytes
+from apportion.node_agent.nvml_mig import MigBoards
 from apportion.node_agent.simgpu.nvml import SimulatedNvml
 
 _CORES_PER_SM: Final = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
@@ -67,6 +68,13 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The CPUs near the device; empty where the driver doesn't say."""
     is_mig_capable: bool
     is_mig_enabled: bool
+    pcie_generation: int
+    """Of slot and board at most; 0 where the driver doesn't say, as with the next three."""
+    pcie_lanes: int
+    nvlinks: int
+    """Links that are up."""
+    encoder_percent: int
+    """H.264 encoding capacity that is free."""
 
 
 class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +146,7 @@ class Devices:
         self._is_simulated = is_simulated
         self._handles: dict[DeviceUuid, Any] = {}
         self._events: Any = None
+        self.mig = MigBoards(module, call=self._call, handle=self._handle, failure=NvmlFailed)
 
     def __enter__(self) -> Self:
         """Start the library; raises NoDriver where there is none."""
@@ -326,7 +335,33 @@ class Devices:
             ),
             is_mig_capable=mig is not None,
             is_mig_enabled=mig is not None and int(mig[0]) == self._nvml.NVML_DEVICE_MIG_ENABLE,
+            pcie_generation=self._optional("nvmlDeviceGetMaxPcieLinkGeneration", handle) or 0,
+            pcie_lanes=self._optional("nvmlDeviceGetMaxPcieLinkWidth", handle) or 0,
+            nvlinks=self._nvlinks(handle),
+            encoder_percent=self._optional("nvmlDeviceGetEncoderCapacity", handle, self._nvml.NVML_ENCODER_QUERY_H264)
+            or 0,
         )
+
+    def _nvlinks(self, handle: Any) -> int:
+        up = 0
+        for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                up += int(self._call("nvmlDeviceGetNvLinkState", handle, link))
+            except NvmlFailed as failure:
+                if failure.code in _MISSING or failure.code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                    break  # Beyond the board's last link.
+                raise
+        return up
+
+    def memory_limits_answer(self, cgroup: str) -> str:
+        """How the driver answers a question for a cgroup's device memory limits: ``ok``, or the error's name."""
+        limits = pynvml.c_nvmlGetMemoryLimits_v1_t()
+        limits.nameSpace = cgroup.encode()
+        try:
+            self._call("nvmlDeviceGetMemoryLimits_v1", self._call("nvmlDeviceGetHandleByIndex", 0), limits)
+        except NvmlFailed as failure:
+            return failure.name
+        return "ok"
 
     def _optional(self, function: str, *arguments: Any) -> Any:
         try:

@@ -240,6 +240,10 @@ class Shell:
         """Device memory by run at the last look, as a sample's body."""
         return json.dumps({"at": self._clock.now(), "memory_mib": self._watchdog.used_mib}).encode()
 
+    def live_runs(self) -> set[RunId]:
+        """Runs that have slices, or are about to."""
+        return {*self._slices_of, *self._starting}
+
     def _left_on_devices(self, run: RunId, on_device: set[int]) -> set[int]:
         """Processes of an ended run that its devices still show."""
         process = self._processes_of.get(run)

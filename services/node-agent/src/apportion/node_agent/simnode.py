@@ -41,11 +41,22 @@ class SimulatedNodeFailed(Exception):
 class SimulatedNode:
     """One simulated node; ``on_gone`` and ``on_back`` tell of its death and its return."""
 
-    def __init__(self, node: NodeId, *, state_dir: Path, devices: int, profile: str) -> None:
+    def __init__(
+        self,
+        node: NodeId,
+        *,
+        state_dir: Path,
+        devices: int,
+        profile: str,
+        driver: str = "580",
+        mig_devices: int = 0,
+    ) -> None:
         self._node = node
         self._state_dir = state_dir
         self._devices = devices
         self._profile = profile
+        self._driver = driver
+        self._mig_devices = mig_devices
         self._pidfd = -1
         self._restart: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -95,6 +106,7 @@ class SimulatedNode:
                     *(sys.executable, "-m", "apportion.node_agent.simgpu.server"),
                     *("--socket", str(self.socket_path), "--devices", str(self._devices)),
                     *("--profile", self._profile, "--node-name", self._node),
+                    *("--driver", self._driver, "--mig-devices", str(self._mig_devices)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -30,6 +30,8 @@ class SetUp(msgspec.Struct, frozen=True, kw_only=True):
 
     env: Mapping[str, str] = {}
     enforced: tuple[Enforced, ...] = ()
+    visible: str = ""
+    """What the process names in the device's place, where that is another: a MIG device."""
 
 
 class Enforcer(Protocol):
@@ -58,11 +60,20 @@ class Slices:
         self._enforcers = enforcers
         self._usable = usable
 
+    def use(self, usable: Mapping[DeviceUuid, Device]) -> None:
+        """The devices that there are from now on."""
+        self._usable = usable
+
     async def apply(self, run: RunId, pieces: tuple[Slice, ...]) -> SetUp:
         """Set up every slice; raises EnforcementFailed, and then none is."""
         env: dict[str, str] = {}
+        visible: list[str] = []
         enforced: list[Enforced] = []
         done: list[Slice] = []
+        instances = [piece for piece in pieces if piece.mode is Mode.MIG]
+        if len(instances) > 1:
+            # CUDA shows a process one MIG device, whatever it is told.
+            raise EnforcementFailed(instances[0].device_uuid, "MIG slices of one run", asked=len(instances), observed=1)
         try:
             for piece in pieces:
                 enforcer = self._enforcer(piece)
@@ -70,6 +81,7 @@ class Slices:
                 one = await enforcer.apply(run, piece)
                 env |= one.env
                 enforced += one.enforced
+                visible.append(one.visible or piece.device_uuid)
         except (EnforcementFailed, NvmlFailed) as err:
             await self.release(run, tuple(done))
             if isinstance(err, NvmlFailed):
@@ -78,7 +90,7 @@ class Slices:
                 ) from err
             raise
         # By UUID, never by index: an index means another device wherever the order differs. Without a slice: none.
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(piece.device_uuid for piece in pieces)
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
         return SetUp(env=env, enforced=tuple(enforced))
 
     def started(self, run: RunId, pieces: tuple[Slice, ...], pid: int) -> None:

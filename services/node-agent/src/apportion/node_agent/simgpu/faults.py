@@ -31,3 +31,7 @@ class Faults:
     def reset(self, index: int) -> None:
         """Bring the board back to health; IN_USE while a process has a context on it."""
         self._link.ask("reset", index=index)
+
+    def set_mig(self, index: int, *, enabled: bool) -> None:
+        """Switch MIG mode, as an operator does; on Ampere it takes a reset."""
+        self._link.ask("set_mig", index=index, enabled=enabled)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from apportion.node_agent.simgpu.compute import DeviceClock
+from apportion.node_agent.simgpu.mig import MigBoard, MigSize, boards, free_starts, remaining
 from apportion.node_agent.simgpu.profiles import Profile
 
 CONTEXT_MIB: Final = 256
@@ -123,6 +124,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     device: int
     kind: str
     data: int
+    instance: int | None = None
+    """The GPU instance that it is about; None for the whole board."""
 
 
 class Device:
@@ -140,15 +143,45 @@ class Device:
         self.accounting = False
         self.accounted: deque[Accounted] = deque(maxlen=_ACCOUNTED_MAX)
         self.contexts: dict[int, Context] = {}
+        self.mig_board: MigBoard | None = boards().get(profile.key) if profile.mig_capable else None
+        self.is_mig_enabled = False
+        self.is_mig_pending = False
+        """What the mode becomes at the next reset."""
+        self.instances: dict[int, MigDevice] = {}
+        """By GPU instance id."""
+
+    def all_contexts(self) -> "list[Context]":
+        """Those of its instances, too."""
+        inner = [context for instance in self.instances.values() for context in instance.contexts.values()]
+        return [*self.contexts.values(), *inner]
 
     def used_mib(self) -> int:
         """Memory in use, without what the driver keeps for itself."""
+        inner = sum(instance.used_mib() for instance in self.instances.values())
         servers = {context.server.pid for context in self.contexts.values() if context.server is not None}
-        return sum(context.used_mib for context in self.contexts.values()) + MPS_SERVER_MIB * len(servers)
+        return sum(context.used_mib for context in self.contexts.values()) + MPS_SERVER_MIB * len(servers) + inner
 
     def free_mib(self) -> int:
         """Memory that an allocation could still get."""
         return self.profile.memory_mib - self.profile.reserved_mib - self.used_mib()
+
+
+class MigDevice(Device):
+    """A GPU instance with its one compute instance: a board of its own, cut from another."""
+
+    def __init__(self, parent: Device, number: int, size: MigSize, start: int, name: str) -> None:
+        share = msgspec.structs.replace(
+            parent.profile, sms=size.sms, memory_mib=size.memory_mib, reserved_mib=0, mig_capable=False
+        )
+        super().__init__(parent.index, name, share)
+        self.parent = parent
+        self.number = number
+        self.size = size
+        self.start = start
+        self.has_compute = False
+        """Its compute instance was made: only then can a process use it."""
+        # Another one each time that it is made, as on hardware.
+        self.uuid = f"MIG-{uuid.uuid5(uuid.NAMESPACE_URL, f'apportion-simgpu/{name}')}"
 
 
 class SimNode:
@@ -165,6 +198,72 @@ class SimNode:
         self.events: deque[Event] = deque(maxlen=_EVENTS_MAX)
         self._serial = 0
         self._event_serial = 0
+        self._made = 0
+
+    def boards(self) -> list[Device]:
+        """Whatever has memory and a clock of its own: devices and their MIG instances."""
+        return [board for device in self.devices for board in (device, *device.instances.values())]
+
+    # MIG: what an operator and an agent do to a board
+
+    def set_mig_mode(self, device: Device, *, enabled: bool) -> None:
+        """Switch the mode: at once on newer boards, at the next reset on Ampere; refused while the board is used."""
+        if device.mig_board is None:
+            raise DriverError("NVML_ERROR_NOT_SUPPORTED")
+        if device.all_contexts() or device.instances:
+            raise DriverError("NVML_ERROR_IN_USE", "the board has contexts or instances")
+        device.is_mig_pending = enabled
+        if not device.mig_board.needs_reset:
+            device.is_mig_enabled = enabled
+
+    def create_instance(self, device: Device, number: int, start: int, size_slices: int) -> MigDevice:
+        """A GPU instance of the size with this id at this place; it can't be used before it has its compute part."""
+        board, size = self._mig_size(device, number)
+        if size_slices != size.size:
+            raise DriverError("NVML_ERROR_INVALID_ARGUMENT", f"{size.name} covers {size.size} slices")
+        if start not in self.free_starts(device, number):
+            raise DriverError("NVML_ERROR_INSUFFICIENT_RESOURCES", f"no room for {size.name} at {start} of {board.key}")
+        gi = next(free for free in range(1, 16) if free not in device.instances)
+        self._made += 1
+        instance = MigDevice(device, gi, size, start, f"{device.uuid}/{self._made}")
+        device.instances[gi] = instance
+        return instance
+
+    def destroy_instance(self, instance: MigDevice) -> None:
+        """End a GPU instance; its compute part first."""
+        if instance.has_compute:
+            raise DriverError("NVML_ERROR_IN_USE", "it has a compute instance")
+        instance.parent.instances.pop(instance.number, None)
+
+    def create_compute(self, instance: MigDevice) -> None:
+        """Give the instance its compute part, all of it."""
+        if instance.has_compute:
+            raise DriverError("NVML_ERROR_INSUFFICIENT_RESOURCES", "it has a compute instance")
+        instance.has_compute = True
+
+    def destroy_compute(self, instance: MigDevice) -> None:
+        """Take the compute part away; refused while a process uses it."""
+        if instance.contexts:
+            raise DriverError("NVML_ERROR_IN_USE", f"{len(instance.contexts)} contexts")
+        instance.has_compute = False
+
+    def free_starts(self, device: Device, number: int) -> list[int]:
+        """Where one more instance of the size with this id could begin."""
+        board, size = self._mig_size(device, number)
+        return free_starts(board, size, [(one.size, one.start) for one in device.instances.values()])
+
+    def remaining(self, device: Device, number: int) -> int:
+        """How many more instances of the size with this id there is room for."""
+        board, size = self._mig_size(device, number)
+        return remaining(board, size, [(one.size, one.start) for one in device.instances.values()])
+
+    def _mig_size(self, device: Device, number: int) -> tuple[MigBoard, MigSize]:
+        if device.mig_board is None or not device.is_mig_enabled:
+            raise DriverError("NVML_ERROR_NOT_SUPPORTED", "MIG mode is off")
+        size = device.mig_board.by_id(number)
+        if size is None:
+            raise DriverError("NVML_ERROR_INVALID_ARGUMENT", f"no size {number}")
+        return device.mig_board, size
 
     # Clients: what libcuda does
 
@@ -235,7 +334,7 @@ class SimNode:
         if not 0 <= ordinal < len(client.devices):
             raise DriverError("CUDA_ERROR_INVALID_DEVICE", f"{ordinal} of {len(client.devices)}")
         device = client.devices[ordinal]
-        if device.is_lost:
+        if _is_lost(device):
             raise DriverError("CUDA_ERROR_UNKNOWN", "the device has fallen off the bus")
         context = client.contexts.get(device.uuid)
         return context if context is not None else self._open(client, device, now_us)
@@ -374,21 +473,26 @@ class SimNode:
             device.is_lost = True
         if xid not in _XIDS_THAT_END_ALL:
             return []
-        failed = [context.client for context in device.contexts.values()]
+        failed = [context.client for context in device.all_contexts()]
         for client in failed:
             self._fail(client, "CUDA_ERROR_UNKNOWN", now_us)
         return failed
 
     def reset(self, device: Device) -> None:
-        """Bring a board back to health; refused while anybody has a context on it."""
-        if device.contexts:
-            raise DriverError("NVML_ERROR_IN_USE", f"{len(device.contexts)} contexts")
+        """Bring a board back to health, without its instances; refused while anybody has a context on it."""
+        if contexts := device.all_contexts():
+            raise DriverError("NVML_ERROR_IN_USE", f"{len(contexts)} contexts")
         device.is_lost = False
         device.heat_c = 0
+        device.instances.clear()
+        device.is_mig_enabled = device.is_mig_pending
 
     def _report(self, device: Device, kind: str, data: int) -> None:
         self._event_serial += 1
-        self.events.append(Event(sequence=self._event_serial, device=device.index, kind=kind, data=data))
+        instance = device.number if isinstance(device, MigDevice) else None
+        self.events.append(
+            Event(sequence=self._event_serial, device=device.index, kind=kind, data=data, instance=instance)
+        )
 
     @property
     def event_sequence(self) -> int:
@@ -399,8 +503,8 @@ class SimNode:
 
     def advance(self, now_us: int) -> None:
         """Let the kernels of every device run up to now."""
-        for device in self.devices:
-            device.clock.advance(now_us)
+        for board in self.boards():
+            board.clock.advance(now_us)
 
     def power_mw(self, device: Device, now_us: int) -> int:
         """Draw, following SM use."""
@@ -435,24 +539,43 @@ def _owner(client: Client) -> tuple[str, int]:
     return ("process", client.pid)
 
 
+def _is_lost(device: Device) -> bool:
+    return device.parent.is_lost if isinstance(device, MigDevice) else device.is_lost
+
+
 def _visible(devices: list[Device], text: str | None) -> list[Device]:
-    """What CUDA_VISIBLE_DEVICES leaves: entries up to the first that names nothing, as libcuda reads it."""
-    if text is None:
-        return list(devices)
+    """What CUDA_VISIBLE_DEVICES leaves: entries up to the first that names nothing, as libcuda reads it.
+
+    A board in MIG mode stands for its first instance, and a process gets one instance at most.
+    """
     found: list[Device] = []
-    for part in text.split(","):
-        device = _device_by_name(devices, part.strip())
-        if device is None or device in found:
-            break
-        found.append(device)
-    return found
+    if text is None:
+        found = list(devices)
+    else:
+        for part in text.split(","):
+            device = _device_by_name(devices, part.strip())
+            if device is None or device in found:
+                break
+            found.append(device)
+    usable = [board for device in found if (board := _usable(device)) is not None]
+    instance = next((board for board in usable if isinstance(board, MigDevice)), None)
+    return usable if instance is None else [instance]
+
+
+def _usable(device: Device) -> Device | None:
+    if not device.is_mig_enabled:
+        return device
+    return next((one for _, one in sorted(device.instances.items()) if one.has_compute), None)
 
 
 def _device_by_name(devices: list[Device], name: str) -> Device | None:
     if name.isdecimal():
         return devices[int(name)] if int(name) < len(devices) else None
     matches = [device for device in devices if name.startswith("GPU-") and device.uuid.startswith(name)]
-    return matches[0] if len(matches) == 1 else None
+    if len(matches) == 1:
+        return matches[0]
+    instances = [one for device in devices for one in (device, *device.instances.values()) if one.uuid == name]
+    return next((one for one in instances if not isinstance(one, MigDevice) or one.has_compute), None)
 
 
 def _percentage(text: str | None) -> float:

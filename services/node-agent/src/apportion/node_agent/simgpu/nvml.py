@@ -6,6 +6,7 @@ classes), and an NVML function that is missing here fails with FUNCTION_NOT_FOUN
 
 # ruff: noqa: D102  the names are pynvml's, and so is their documentation
 
+import ctypes
 import os
 import socket
 import threading
@@ -92,11 +93,12 @@ class Link:
 
 
 class _Handle:
-    """A device's handle; opaque, as NVML's."""
+    """A device's handle, or with ``instance`` that of a MIG device; opaque, as NVML's."""
 
-    def __init__(self, index: int, uuid: str) -> None:
+    def __init__(self, index: int, uuid: str, instance: int | None = None) -> None:
         self.index = index
         self.uuid = uuid
+        self.instance = instance
 
 
 class _EventSet:
@@ -169,6 +171,11 @@ class SimulatedNvml:
     def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> _Handle:
         self._check()
         text = uuid.decode() if isinstance(uuid, bytes) else uuid
+        if text.startswith("MIG-"):
+            for handle in self._handles:
+                for one in self._mig_devices(handle):
+                    if one.uuid == text:
+                        return one
         if text not in self._uuids:
             _raise(pynvml.NVML_ERROR_NOT_FOUND)
         return self.nvmlDeviceGetHandleByIndex(self._uuids.index(text))
@@ -234,10 +241,186 @@ class SimulatedNvml:
             words[cpu // 64] |= 1 << (cpu % 64)
         return words
 
-    def nvmlDeviceGetMigMode(self, device: _Handle) -> list[int]:
-        if not self._device(device)["mig_capable"]:
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: _Handle) -> int:
+        return int(self._device(handle)["pcie_generation"])
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: _Handle) -> int:
+        self._device(handle)
+        return 16
+
+    def nvmlDeviceGetNvLinkState(self, device: _Handle, link: int) -> int:
+        links = self._device(device)["nvlinks"]
+        if not links:
             _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return [pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_DISABLE]
+        if link >= links:
+            _raise(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return 1
+
+    def nvmlDeviceGetEncoderCapacity(self, handle: _Handle, encoderQueryType: int) -> int:
+        del encoderQueryType
+        self._device(handle)
+        return _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)  # type: ignore[no-any-return]  # none of these boards has one
+
+    # MIG
+
+    def nvmlDeviceGetMigMode(self, device: _Handle) -> list[int]:
+        mig = self._ask("mig", index=device.index)
+        return [int(mig["enabled"]), int(mig["pending"])]
+
+    def nvmlDeviceSetMigMode(self, device: _Handle, mode: int) -> int:
+        self._ask("set_mig", index=device.index, enabled=bool(mode))
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlDeviceGetGpuInstanceProfileInfo(self, device: _Handle, profile: int, version: int = 2) -> Any:
+        if version != 2:
+            _raise(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        sizes: list[Any] = self._ask("mig", index=device.index)["sizes"]
+        size = next((one for one in sizes if one["profile"] == profile), None) or _raise(
+            pynvml.NVML_ERROR_NOT_SUPPORTED
+        )
+        info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
+        info.id, info.sliceCount, info.instanceCount = size["id"], size["compute_slices"], size["instances_max"]
+        info.multiprocessorCount, info.memorySizeMB = size["sms"], size["memory_mib"]
+        info.copyEngineCount, info.decoderCount = size["copy_engines"], size["decoders"]
+        info.jpegCount, info.ofaCount = size["jpegs"], size["ofas"]
+        info.name = f"MIG {size['name']}".encode()
+        return info
+
+    def nvmlDeviceGetGpuInstancePossiblePlacements(
+        self, device: _Handle, profileId: int, placementsRef: Any, countRef: Any
+    ) -> int:
+        size = self._size(device, profileId)
+        _fill(placementsRef, countRef, [_placement(start, size["size"]) for start in size["starts"]])
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlDeviceGetGpuInstanceRemainingCapacity(self, device: _Handle, profileId: int) -> int:
+        return int(self._size(device, profileId)["remaining"])
+
+    def nvmlDeviceCreateGpuInstanceWithPlacement(self, device: _Handle, profileId: int, placement: Any) -> Any:
+        place = _referred(placement)
+        number = self._ask(
+            "create_instance", index=device.index, profile_id=profileId, start=place.start, size=place.size
+        )
+        return _pointer(pynvml.c_nvmlGpuInstance_t, device.index, number)
+
+    def nvmlDeviceGetGpuInstances(self, device: _Handle, profileId: int, gpuInstancesRef: Any, countRef: Any) -> int:
+        self._size(device, profileId)
+        found = [one for one in self._ask("mig", index=device.index)["instances"] if one["profile_id"] == profileId]
+        kind = pynvml.c_nvmlGpuInstance_t
+        _fill(gpuInstancesRef, countRef, [_pointer(kind, device.index, one["id"]) for one in found])
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlDeviceGetGpuInstanceById(self, device: _Handle, gpuInstanceId: int) -> Any:
+        self._instance(device.index, gpuInstanceId)
+        return _pointer(pynvml.c_nvmlGpuInstance_t, device.index, gpuInstanceId)
+
+    def nvmlGpuInstanceGetInfo(self, gpuInstance: Any) -> Any:
+        index, number = _address(gpuInstance)
+        one = self._instance(index, number)
+        info = pynvml.c_nvmlGpuInstanceInfo_t()
+        info.id, info.profileId, info.placement = number, one["profile_id"], _placement(one["start"], one["size"])
+        return info
+
+    def nvmlGpuInstanceDestroy(self, gpuInstance: Any) -> int:
+        self._change(gpuInstance, "destroy")
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlGpuInstanceGetComputeInstanceProfileInfo(
+        self, device: Any, profile: int, engProfile: int, version: int = 2
+    ) -> Any:
+        """The one size that is simulated: all of the GPU instance."""
+        index, number = _address(device)
+        one = self._instance(index, number)
+        size = self._size(self._handles[index], one["profile_id"])
+        if _COMPUTE_PROFILES.get(size["compute_slices"]) != profile or engProfile:
+            _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        info = (
+            pynvml.c_nvmlComputeInstanceProfileInfo_v2_t()
+            if version == 2
+            else pynvml.c_nvmlComputeInstanceProfileInfo_t()
+        )
+        info.id, info.sliceCount, info.instanceCount = profile, size["compute_slices"], 1
+        info.multiprocessorCount = size["sms"]
+        return info
+
+    def nvmlGpuInstanceCreateComputeInstance(self, gpuInstance: Any, profileId: int) -> Any:
+        del profileId
+        self._change(gpuInstance, "create_compute")
+        return _pointer(pynvml.c_nvmlComputeInstance_t, *_address(gpuInstance))
+
+    def nvmlGpuInstanceGetComputeInstances(
+        self, gpuInstance: Any, profileId: int, computeInstancesRef: Any, countRef: Any
+    ) -> int:
+        index, number = _address(gpuInstance)
+        one = self._instance(index, number)
+        size = self._size(self._handles[index], one["profile_id"])
+        has_it = one["has_compute"] and _COMPUTE_PROFILES.get(size["compute_slices"]) == profileId
+        kind = pynvml.c_nvmlComputeInstance_t
+        _fill(computeInstancesRef, countRef, [_pointer(kind, index, number)] if has_it else [])
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlComputeInstanceDestroy(self, computeInstance: Any) -> int:
+        self._change(computeInstance, "destroy_compute")
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: _Handle) -> int:
+        return max((one["instances_max"] for one in self._ask("mig", index=device.index)["sizes"]), default=0)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: _Handle, index: int) -> _Handle:
+        found = self._mig_devices(device)
+        if not 0 <= index < len(found):
+            _raise(pynvml.NVML_ERROR_NOT_FOUND)
+        return found[index]
+
+    def nvmlDeviceIsMigDeviceHandle(self, device: _Handle) -> int:
+        return int(device.instance is not None)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: _Handle) -> _Handle:
+        return self._handles[migDevice.index]
+
+    def nvmlDeviceGetGpuInstanceId(self, device: _Handle) -> int:
+        if device.instance is None:
+            _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self._device(device)
+        return int(device.instance or 0)
+
+    def nvmlDeviceGetComputeInstanceId(self, device: _Handle) -> int:
+        self.nvmlDeviceGetGpuInstanceId(device)
+        return 0
+
+    def nvmlDeviceGetAttributes_v2(self, device: _Handle) -> Any:
+        one = self._instance(device.index, self.nvmlDeviceGetGpuInstanceId(device))
+        size = self._size(self._handles[device.index], one["profile_id"])
+        found = pynvml.c_nvmlDeviceAttributes()
+        found.multiprocessorCount, found.memorySizeMB = size["sms"], size["memory_mib"]
+        found.gpuInstanceSliceCount = found.computeInstanceSliceCount = size["compute_slices"]
+        found.sharedCopyEngineCount, found.sharedDecoderCount = size["copy_engines"], size["decoders"]
+        return found
+
+    nvmlDeviceGetAttributes = nvmlDeviceGetAttributes_v2  # noqa: N815
+
+    def _mig_devices(self, device: _Handle) -> list[_Handle]:
+        try:
+            found = self._ask("mig", index=device.index)["instances"]
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                return []
+            raise
+        return [_Handle(device.index, one["uuid"], one["id"]) for one in found if one["has_compute"]]
+
+    def _size(self, device: _Handle, profile_id: int) -> Any:
+        sizes = self._ask("mig", index=device.index)["sizes"]
+        size = next((one for one in sizes if one["id"] == profile_id), None)
+        return size if size is not None else _raise(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def _instance(self, index: int, number: int) -> Any:
+        found = self._ask("mig", index=index)["instances"]
+        one = next((one for one in found if one["id"] == number), None)
+        return one if one is not None else _raise(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def _change(self, handle: Any, what: str) -> None:
+        index, number = _address(handle)
+        self._ask("change_instance", index=index, instance=number, what=what)
 
     # How it is
 
@@ -285,15 +468,15 @@ class SimulatedNvml:
         self._ask("set_compute_mode", index=handle.index, mode=names[mode])
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: _Handle) -> list[Any]:
-        return [_process(*entry) for entry in self._ask("processes", index=handle.index, mps=False)]
+        return [_process(*entry) for entry in self._processes(handle, mps=False)]
 
     def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: _Handle) -> list[Any]:
-        return [_process(*entry) for entry in self._ask("processes", index=handle.index, mps=True)]
+        return [_process(*entry) for entry in self._processes(handle, mps=True)]
 
     def nvmlDeviceGetProcessUtilization(self, handle: _Handle, timeStamp: int) -> list[Any]:
         """SM use of the last second; NOT_FOUND where no process has a context, as without a sample."""
         del timeStamp
-        entries = self._ask("process_utilization", index=handle.index)
+        entries = self._ask("process_utilization", index=handle.index, instance=handle.instance)
         if not entries:
             _raise(_NO_SAMPLE)
         samples = []
@@ -351,8 +534,8 @@ class SimulatedNvml:
                 "device": self._handles[event["device"]],
                 "eventType": int(pynvml.nvmlEventTypeXidCriticalError),
                 "eventData": event["data"],
-                "gpuInstanceId": _NOT_AVAILABLE,
-                "computeInstanceId": _NOT_AVAILABLE,
+                "gpuInstanceId": _NOT_AVAILABLE if event["instance"] is None else event["instance"],
+                "computeInstanceId": _NOT_AVAILABLE if event["instance"] is None else 0,
             }
         )
 
@@ -361,8 +544,11 @@ class SimulatedNvml:
     def nvmlEventSetFree(self, eventSet: _EventSet) -> None:
         eventSet.link.close()
 
+    def _processes(self, handle: _Handle, *, mps: bool) -> Any:
+        return self._ask("processes", index=handle.index, mps=mps, instance=handle.instance)
+
     def _device(self, handle: _Handle) -> Any:
-        return self._ask("device", index=handle.index)
+        return self._ask("device", index=handle.index, instance=handle.instance)
 
     def _ask(self, operation: str, **fields: object) -> Any:
         self._check()
@@ -373,6 +559,13 @@ class SimulatedNvml:
             _raise(pynvml.NVML_ERROR_UNINITIALIZED)
 
 
+_COMPUTE_PROFILES: Final[dict[int, int]] = {
+    1: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE,
+    2: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE,
+    3: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_3_SLICE,
+    4: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE,
+    7: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE,
+}
 _MODES: Final[dict[str, int]] = {
     "default": pynvml.NVML_COMPUTEMODE_DEFAULT,
     "prohibited": pynvml.NVML_COMPUTEMODE_PROHIBITED,
@@ -382,6 +575,42 @@ _MODES: Final[dict[str, int]] = {
 
 def _is_struct(name: str) -> bool:
     return isinstance(getattr(pynvml, name), type)
+
+
+def _pointer(kind: Any, index: int, number: int) -> Any:
+    """An opaque handle as NVML's: a pointer that only the library understands, and nobody follows."""
+    return ctypes.cast(ctypes.c_void_p((index + 1) << 8 | number), kind)
+
+
+def _address(pointer: Any) -> tuple[int, int]:
+    value = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+    return (value >> 8) - 1, value & 0xFF
+
+
+def _referred(reference: Any) -> Any:
+    """What ``byref(x)``, ``pointer(x)`` or an array refers to."""
+    if hasattr(reference, "_obj"):
+        return reference._obj  # noqa: SLF001  how ctypes keeps it
+    return reference.contents if hasattr(reference, "contents") else reference
+
+
+def _placement(start: int, size: int) -> Any:
+    place = pynvml.c_nvmlGpuInstancePlacement_t()
+    place.start, place.size = start, size
+    return place
+
+
+def _fill(array_reference: Any, count_reference: Any, found: list[Any]) -> None:
+    """Answer into the caller's array as the library does; without one, only the count is told."""
+    count = _referred(count_reference)
+    if array_reference is not None:
+        array = _referred(array_reference)
+        if len(array) < len(found):
+            count.value = len(found)
+            _raise(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        for place, one in enumerate(found):
+            array[place] = one
+    count.value = len(found)
 
 
 def _function_not_found(*_arguments: object, **_options: object) -> Any:
@@ -396,8 +625,9 @@ def _bus_id(index: int) -> str:
     return f"00000000:{_bus(index):02X}:00.0"
 
 
-def _process(pid: int, mib: int) -> Any:
+def _process(pid: int, mib: int, instance: int | None) -> Any:
     info = pynvml.c_nvmlProcessInfo_v3_t()
     info.pid, info.usedGpuMemory = pid, mib * _MIB
-    info.gpuInstanceId = info.computeInstanceId = _NOT_AVAILABLE
+    info.gpuInstanceId = _NOT_AVAILABLE if instance is None else instance
+    info.computeInstanceId = _NOT_AVAILABLE if instance is None else 0
     return pynvml.nvmlStructToFriendlyObject(info)

@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -22,6 +23,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     idle_w: int
     limit_w: int
     mig_capable: bool
+    pcie_generation: int
+    nvlinks: int
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,3 +37,12 @@ def profiles() -> dict[str, Profile]:
     """All boards by key, in the order of their age."""
     data = (Path(__file__).parent / "profiles.json").read_bytes()
     return {profile.key: profile for profile in msgspec.json.decode(data, type=_File).profiles}
+
+
+DRIVERS: Final = {
+    "580": ("580.95.05", "13.0"),
+    "590": ("590.48.01", "13.1"),
+    "610": ("610.43.02", "13.3"),
+    "615": ("615.71.09", "13.4"),
+}
+"""Driver and CUDA versions by branch. What each branch brought is the model's business (simgpu/model.py)."""

@@ -31,12 +31,13 @@ from apportion.node_agent.simgpu.model import (
     Context,
     Device,
     DriverError,
+    MigDevice,
     MpsDaemon,
     MpsServer,
     SimNode,
 )
 from apportion.node_agent.simgpu.mps import ControlAnswer, control
-from apportion.node_agent.simgpu.profiles import profiles
+from apportion.node_agent.simgpu.profiles import DRIVERS, profiles
 
 _LINE_BYTES_MAX: Final = 65536
 _SEPARATOR: Final = "\x1f"
@@ -52,22 +53,55 @@ class SystemInfo(_Request, frozen=True, tag="system"):
 
 
 class DeviceState(_Request, frozen=True, tag="device"):
-    """Everything that NVML's getters say about a device."""
+    """Everything that NVML's getters say about a device, or about one of its GPU instances."""
 
     index: int
+    instance: int | None = None
 
 
 class DeviceProcesses(_Request, frozen=True, tag="processes"):
-    """The processes with a context on a device: all, or the clients of MPS alone."""
+    """The processes with a context on a device (its instances included) or on one instance: all, or those of MPS."""
 
     index: int
     mps: bool
+    instance: int | None = None
 
 
 class ProcessUtilization(_Request, frozen=True, tag="process_utilization"):
     """SM use by process over the last second."""
 
     index: int
+    instance: int | None = None
+
+
+class MigState(_Request, frozen=True, tag="mig"):
+    """A board's MIG mode, the sizes that it can be cut into, where each would fit now, and its instances."""
+
+    index: int
+
+
+class SetMig(_Request, frozen=True, tag="set_mig"):
+    """As nvmlDeviceSetMigMode: an operator's doing."""
+
+    index: int
+    enabled: bool
+
+
+class CreateInstance(_Request, frozen=True, tag="create_instance"):
+    """As nvmlDeviceCreateGpuInstanceWithPlacement."""
+
+    index: int
+    profile_id: int
+    start: int
+    size: int
+
+
+class ChangeInstance(_Request, frozen=True, tag="change_instance"):
+    """The other calls about one GPU instance: ``destroy``, ``create_compute``, ``destroy_compute``."""
+
+    index: int
+    instance: int
+    what: str
 
 
 class SetComputeMode(_Request, frozen=True, tag="set_compute_mode"):
@@ -127,7 +161,8 @@ class ResetDevice(_Request, frozen=True, tag="reset"):
 
 Request = (
     SystemInfo | DeviceState | DeviceProcesses | ProcessUtilization | SetComputeMode | SetAccounting | AccountingPids
-    | AccountingStats | WaitEvent | InjectXid | InjectHeat | ResetDevice
+    | AccountingStats | WaitEvent | InjectXid | InjectHeat | ResetDevice | MigState | SetMig | CreateInstance
+    | ChangeInstance
 )  # fmt: skip
 
 
@@ -211,7 +246,7 @@ class SimServer:
         self.node = node
         self.connections: set[_Connection] = set()
         self._by_context: dict[int, tuple[_Connection, Device]] = {}
-        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._waiting_for_server: dict[str, list[Callable[[], None]]] = {}
         self._daemons: dict[str, _Connection] = {}
         self._event_waits: list[tuple[_Connection, WaitEvent, asyncio.TimerHandle]] = []
@@ -351,14 +386,14 @@ class SimServer:
                 connection, _ = self._by_context[number]
                 connection.syncs[number].last_us = end_us
                 self._answer_sync(connection, device.contexts[number])
-        timer = self._timers.pop(device.index, None)
+        timer = self._timers.pop(device.uuid, None)
         if timer is not None:
             timer.cancel()
         due_us = device.clock.next_completion_us()
         if due_us is not None:
             loop = asyncio.get_running_loop()
             at_s = self._started_s + math.ceil(due_us + 1) / 1e6
-            self._timers[device.index] = loop.call_at(at_s, self._on_timer, device)
+            self._timers[device.uuid] = loop.call_at(at_s, self._on_timer, device)
 
     def _on_timer(self, device: Device) -> None:
         device.clock.advance(self._now_us())
@@ -373,7 +408,7 @@ class SimServer:
                     if sync.waits:
                         sync.waits = False
                         connection.refuse(DriverError(connection.client.fault or "CUDA_ERROR_UNKNOWN"))
-        for device in self.node.devices:
+        for device in self.node.boards():
             self._settle(device)
 
     def forget(self, connection: _Connection) -> None:
@@ -383,7 +418,7 @@ class SimServer:
             for number in connection.syncs:
                 self._by_context.pop(number, None)
             self.node.disconnect(connection.client, now_us)
-            for device in self.node.devices:
+            for device in self.node.boards():
                 self._settle(device)
         if connection.mps_server is not None:
             self._fail(self.node.remove_server(connection.mps_server, now_us))
@@ -459,11 +494,11 @@ class SimServer:
                     "event_sequence": self.node.event_sequence,
                 }
             case DeviceState():
-                return self._device_state(self._device(request.index), now_us)
+                return self._device_state(self._board(request.index, request.instance), now_us)
             case DeviceProcesses():
-                return self._processes(self._device(request.index), request.mps)
+                return self._processes(self._board(request.index, request.instance), request.mps)
             case ProcessUtilization():
-                return self._process_utilization(self._device(request.index), now_us)
+                return self._process_utilization(self._board(request.index, request.instance), now_us)
             case SetComputeMode():
                 self._device(request.index).compute_mode = request.mode
             case SetAccounting():
@@ -481,7 +516,67 @@ class SimServer:
                 self._device(request.index).heat_c = request.celsius
             case ResetDevice():
                 self.node.reset(self._device(request.index, may_be_lost=True))
+            case MigState():
+                return self._mig_state(self._device(request.index))
+            case SetMig():
+                self.node.set_mig_mode(self._device(request.index), enabled=request.enabled)
+            case CreateInstance():
+                device = self._device(request.index)
+                return self.node.create_instance(device, request.profile_id, request.start, request.size).number
+            case ChangeInstance():
+                self._change_instance(self._board(request.index, request.instance), request.what)
         return None
+
+    def _board(self, index: int, instance: int | None) -> Device:
+        """A device, or one of its GPU instances."""
+        device = self._device(index)
+        if instance is None:
+            return device
+        if instance not in device.instances:
+            raise DriverError("NVML_ERROR_NOT_FOUND", f"no GPU instance {instance} on device {index}")
+        return device.instances[instance]
+
+    def _change_instance(self, board: Device, what: str) -> None:
+        assert isinstance(board, MigDevice)
+        match what:
+            case "destroy":
+                self.node.destroy_instance(board)
+                timer = self._timers.pop(board.uuid, None)
+                if timer is not None:
+                    timer.cancel()
+            case "create_compute":
+                self.node.create_compute(board)
+            case "destroy_compute":
+                self.node.destroy_compute(board)
+            case _:
+                raise DriverError("NVML_ERROR_INVALID_ARGUMENT", what)
+
+    def _mig_state(self, device: Device) -> dict[str, Any]:
+        board = device.mig_board
+        if board is None:
+            raise DriverError("NVML_ERROR_NOT_SUPPORTED")
+        return {
+            "enabled": device.is_mig_enabled,
+            "pending": device.is_mig_pending,
+            "sizes": [
+                {
+                    **msgspec.to_builtins(size),
+                    "remaining": self.node.remaining(device, size.id) if device.is_mig_enabled else 0,
+                }
+                for size in board.profiles
+            ],
+            "instances": [
+                {
+                    "id": one.number,
+                    "uuid": one.uuid,
+                    "profile_id": one.size.id,
+                    "start": one.start,
+                    "size": one.size.size,
+                    "has_compute": one.has_compute,
+                }
+                for one in device.instances.values()
+            ],
+        }
 
     def _device(self, index: int, *, may_be_lost: bool = False) -> Device:
         if not 0 <= index < len(self.node.devices):
@@ -514,23 +609,32 @@ class SimServer:
             "compute_mode": device.compute_mode,
             "accounting": device.accounting,
             "mig_capable": profile.mig_capable,
+            "pcie_generation": profile.pcie_generation,
+            "nvlinks": profile.nvlinks,
+            "mig_enabled": device.is_mig_enabled,
+            "mig_pending": device.is_mig_pending,
         }
 
-    def _processes(self, device: Device, mps: bool) -> list[tuple[int, int]]:
-        used: dict[int, int] = {}
-        for context in device.contexts.values():
+    def _processes(self, device: Device, mps: bool) -> list[tuple[int, int, int | None]]:
+        """Pid, MiB and GPU instance of each."""
+        used: dict[tuple[int, int | None], int] = {}
+        for context in device.all_contexts():
+            instance = context.device.number if isinstance(context.device, MigDevice) else None
             if context.server is not None and not mps:
-                used.setdefault(context.server.pid, MPS_SERVER_MIB)
+                used.setdefault((context.server.pid, instance), MPS_SERVER_MIB)
             if context.server is not None or not mps:
-                used[context.client.pid] = used.get(context.client.pid, 0) + context.used_mib
-        return sorted(used.items())
+                key = (context.client.pid, instance)
+                used[key] = used.get(key, 0) + context.used_mib
+        return sorted(((pid, mib, instance) for (pid, instance), mib in used.items()), key=lambda one: one[0])
 
     def _process_utilization(self, device: Device, now_us: int) -> list[tuple[int, int]]:
         device.clock.advance(now_us)
         self._settle(device)
         used: dict[int, float] = {}
-        for context in device.contexts.values():
-            fraction = device.clock.sm_use_fraction(context.number, now_us)
+        for context in device.all_contexts():
+            clock = context.device.clock
+            clock.advance(now_us)
+            fraction = clock.sm_use_fraction(context.number, now_us) * clock.sms / device.clock.sms
             used[context.client.pid] = used.get(context.client.pid, 0.0) + fraction
         return [(pid, round(100 * fraction)) for pid, fraction in sorted(used.items())]
 
@@ -631,17 +735,22 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--profile", choices=sorted(profiles()), default="h200")
     parser.add_argument("--node-name", default="node-1")
-    parser.add_argument("--driver-version", default="580.95.05")
-    parser.add_argument("--cuda-version", default="13.0")
+    parser.add_argument("--driver", choices=sorted(DRIVERS), default="580")
+    parser.add_argument("--mig-devices", type=int, default=0, help="so many of the first devices have MIG mode on")
     arguments = parser.parse_args()
-    major, _, minor = arguments.cuda_version.partition(".")
+    driver_version, cuda_version = DRIVERS[arguments.driver]
+    major, _, minor = cuda_version.partition(".")
     node = SimNode(
         node_name=arguments.node_name,
         profile=profiles()[arguments.profile],
         devices=arguments.devices,
-        driver_version=arguments.driver_version,
+        driver_version=driver_version,
         cuda_version=int(major) * 1000 + int(minor or 0) * 10,
     )
+
+    for device in node.devices[: arguments.mig_devices]:
+        node.set_mig_mode(device, enabled=True)
+        node.reset(device)
 
     def ready() -> None:
         print(f"simgpu: {arguments.devices} x {arguments.profile} at {arguments.socket}")

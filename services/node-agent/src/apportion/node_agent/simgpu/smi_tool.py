@@ -59,12 +59,45 @@ def _field(node: _Node, device: dict[str, Any], name: str, *, units: bool) -> st
         "power.limit": (f"{device['limit_mw'] / 1000:.2f}", " W"),
         "compute_mode": (_MODE_NAMES[device["compute_mode"]], ""),
         "compute_cap": (".".join(map(str, device["compute_capability"])), ""),
-        "mig.mode.current": ("Disabled" if device["mig_capable"] else "[N/A]", ""),
+        "mig.mode.current": (_mig(device, "mig_enabled"), ""),
+        "mig.mode.pending": (_mig(device, "mig_pending"), ""),
     }
     if name not in values:
         raise client.GpuError("NVML_ERROR_INVALID_ARGUMENT", f'Field "{name}" is not a valid field to query.')
     value, unit = values[name]
     return f"{value}{unit if units else ''}"
+
+
+def _mig(device: dict[str, Any], which: str) -> str:
+    return ("Enabled" if device[which] else "Disabled") if device["mig_capable"] else "[N/A]"
+
+
+def _mig_command(node: _Node, arguments: list[str], which: str | None) -> int:
+    """The listings of ``nvidia-smi mig``: sizes (-lgip), places (-lgipp) and instances (-lgi)."""
+    for device in node.devices(which):
+        mig = node.ask(op="mig", index=device["index"])
+        if not mig["enabled"]:
+            print(f"No MIG-enabled devices found: MIG mode of GPU {device['index']} is Disabled.")
+            continue
+        names = {size["id"]: size["name"] for size in mig["sizes"]}
+        if "-lgi" in arguments:
+            for one in mig["instances"]:
+                print(
+                    f"GPU {device['index']}  MIG {names[one['profile_id']]}  profile {one['profile_id']}  "
+                    f"instance {one['id']}  placement {one['start']}:{one['size']}  {one['uuid']}"
+                )
+            continue
+        for size in mig["sizes"]:
+            if "-lgipp" in arguments:
+                starts = ",".join(map(str, size["starts"]))
+                print(f"GPU {device['index']} Profile ID {size['id']} Placements: {{{starts}}}:{size['size']}")
+            else:
+                print(
+                    f"GPU {device['index']}  MIG {size['name']}  ID {size['id']}  "
+                    f"free {size['remaining']}/{size['instances_max']}  {size['memory_mib'] / 1024:.2f} GiB  "
+                    f"SM {size['sms']}"
+                )
+    return 0
 
 
 def _query(names: list[str], rows: list[dict[str, str]], formats: list[str]) -> None:
@@ -89,9 +122,23 @@ def _run(arguments: list[str]) -> int:
     which = _value(arguments, "-i") or _value(arguments, "--id")
     formats = (_value(arguments, "--format") or "csv").split(",")
     units = "nounits" not in formats
+    if arguments[:1] == ["mig"]:
+        return _mig_command(node, arguments, which)
+    mig = _value(arguments, "-mig") or _value(arguments, "--multi-instance-gpu")
+    if mig is not None:
+        for device in node.devices(which):
+            node.ask(op="set_mig", index=device["index"], enabled=mig in {"1", "ENABLED"})
+            print(f"{'Enabled' if mig in {'1', 'ENABLED'} else 'Disabled'} MIG Mode for GPU {device['index']}")
+        return 0
     if "-L" in arguments:
         for device in node.devices(which):
             print(f"GPU {device['index']}: {device['name']} (UUID: {device['uuid']})")
+            if device["mig_enabled"]:
+                mig = node.ask(op="mig", index=device["index"])
+                sizes = {size["id"]: size["name"] for size in mig["sizes"]}
+                usable = [one for one in mig["instances"] if one["has_compute"]]
+                for number, one in enumerate(usable):
+                    print(f"  MIG {sizes[one['profile_id']]} Device {number}: (UUID: {one['uuid']})")
         return 0
     mode = _value(arguments, "-c") or _value(arguments, "--compute-mode")
     if mode is not None:
@@ -112,7 +159,7 @@ def _run(arguments: list[str]) -> int:
         names = [name.strip() for name in fields.split(",")]
         rows = []
         for device in node.devices(which):
-            for pid, mib in node.ask(op="processes", index=device["index"], mps=False):
+            for pid, mib, _ in node.ask(op="processes", index=device["index"], mps=False):
                 known = {"pid": str(pid), "used_memory": f"{mib}{' MiB' if units else ''}", "gpu_uuid": device["uuid"]}
                 rows.append({**dict.fromkeys(names, "[N/A]"), **known})
         _query(names, rows, formats)
