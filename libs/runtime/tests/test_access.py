@@ -65,6 +65,8 @@ PUBLISH = {
     # Samples, questions, dead letters.
     f"{P}.sample.n1.heartbeat": "agent-n1",
     f"{P}.sample.n2.heartbeat": "agent-n2",
+    f"{P}.alive.placer": "placer",
+    f"{P}.alive.monitor.a1b2": "monitor",
     f"{P}.query.sql": "operator auditor",
     f"{P}.query.schemas": "operator auditor tenant-acme tenant-globex",
     f"{P}.read.acme.facts": "operator tenant-acme",
@@ -109,6 +111,8 @@ SUBSCRIBE = {
     f"{P}.read.>": "monitor operator auditor",
     f"{P}.sample.>": "monitor operator auditor",
     f"{P}.lease.>": "monitor operator auditor",
+    f"{P}.alive.placer.*": "placer operator auditor",
+    f"{P}.alive.>": "operator auditor",
 }
 REVOKED = ("anonymous", "stranger", "revoked")
 

@@ -13,7 +13,7 @@ From wide to narrow: pool, kind, author or tenant, entity::
     apportion.v1.<pool>.fact.<author>.audit
     apportion.v1.<pool>.lease.<author>
     apportion.v1.<pool>.sample.<node>.<what>
-    apportion.v1.<pool>.alive.<author>
+    apportion.v1.<pool>.alive.<author>[.<process>]
     apportion.v1.<pool>.query.<name>
     apportion.v1.<pool>.dlq.<service>.<stream>.<seq>
 
@@ -270,6 +270,11 @@ def node_of_sample(subject: str) -> NodeId:
 def alive(pool: PoolId, author: Author) -> str:
     """Where an author's active process says that it lives, on plain NATS."""
     return f"{ROOT}.{pool}.alive.{author}"
+
+
+def own_voice(pool: PoolId, author: Author, process: str) -> str:
+    """Where a process that stands by says something to itself, to know that it could hear others."""
+    return f"{alive(pool, author)}.{process}"
 
 
 def query(pool: PoolId, name: str) -> str:

@@ -90,32 +90,42 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
             return Rights(
                 publish=(
                     *_as_author(pool, ADMISSION),
+                    *_alive(pool, ADMISSION),
                     # What is asked by request it stores under the very subject that the broker let the asker use.
                     subjects.all_wishes(pool),
                     *_reading(wishes, facts, letters),
                     *_making(wishes, facts, letters),
                 ),
-                subscribe=(inbox, subjects.all_asks(pool)),
+                subscribe=(inbox, subjects.all_asks(pool), *_alive(pool, ADMISSION)),
                 may_respond=True,
             )
         case Role.PLACER:
             return Rights(
                 publish=(
                     *_as_author(pool, PLACER),
+                    *_alive(pool, PLACER),
                     *_reading(wishes, facts, letters),
                     *_making(wishes, facts, letters),
                 ),
-                subscribe=(inbox, f"{prefix}.query.>"),
+                subscribe=(inbox, f"{prefix}.query.>", *_alive(pool, PLACER)),
                 may_respond=True,
             )
         case Role.MONITOR:
             return Rights(
                 publish=(
                     *_as_author(pool, MONITOR),
+                    *_alive(pool, MONITOR),
                     *_reading(wishes, facts, letters),
                     *_making(wishes, facts, letters),
                 ),
-                subscribe=(inbox, f"{prefix}.query.>", f"{prefix}.read.>", f"{prefix}.sample.>", f"{prefix}.lease.>"),
+                subscribe=(
+                    inbox,
+                    f"{prefix}.query.>",
+                    f"{prefix}.read.>",
+                    f"{prefix}.sample.>",
+                    f"{prefix}.lease.>",
+                    *_alive(pool, MONITOR),
+                ),
                 may_respond=True,
             )
         case Role.AGENT:
@@ -184,6 +194,11 @@ def _as_author(pool: PoolId, author: Author) -> tuple[str, ...]:
         subjects.lease(pool, author),
         f"{subjects.ROOT}.{pool}.dlq.{author}.>",
     )
+
+
+def _alive(pool: PoolId, author: Author) -> tuple[str, ...]:
+    """Where the processes of one author tell one another that they live, and hear it."""
+    return subjects.alive(pool, author), subjects.own_voice(pool, author, "*")
 
 
 def _reading(*streams: str) -> tuple[str, ...]:

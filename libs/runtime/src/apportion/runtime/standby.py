@@ -11,6 +11,7 @@ after the other and refuses what an older session still sends (docs/adr/0004-sta
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import Callable
 from typing import Annotated, Final
 
@@ -107,8 +108,8 @@ class Vigil:
     async def start(self) -> None:
         """Listen, and hear ourselves."""
         await self._bus.client.subscribe(subjects.alive(self._bus.pool, self._author), cb=self._on_alive)
-        # An inbox of our own: what comes back by the server's hands is proof that signs of life could have come too.
-        echo = self._bus.client.new_inbox()
+        # What comes back by the server's hands is proof that signs of life could have come too.
+        echo = subjects.own_voice(self._bus.pool, self._author, uuid.uuid4().hex[:12])
         await self._bus.client.subscribe(echo, cb=self._on_echo)
 
         async def speak() -> None:

@@ -6,6 +6,7 @@ comes, so no silence grows; when they come again after a pause, the core is told
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Callable
 from typing import Final
 
@@ -15,15 +16,13 @@ from msgspec import Struct
 from nats.aio.msg import Msg
 
 from apportion.contracts import subjects
-from apportion.contracts.ids import NodeId
+from apportion.contracts.ids import MONITOR, NodeId
 from apportion.monitor.core import Heard, Resumed, Sign, Tick
 from apportion.runtime.clock import Clock
 from apportion.runtime.stream import Bus
 
 HEARTBEAT: Final = "heartbeat"
 TICK: Final = "tick"
-_OURSELVES: Final = NodeId("_monitor")
-"""Where a sample names its node; the underscore keeps it out of the nodes' grammar."""
 NS_PER_MS: Final = 1_000_000
 
 
@@ -50,7 +49,8 @@ class Hearing:
         self._last_ns: int | None = None
         self._heard: dict[NodeId, Heard] = {}
         """The newest sign of each node since the last tick."""
-        self._subject = subjects.sample(bus.pool, _OURSELVES, TICK)
+        # One's own: of two monitors neither takes the other's voice for proof that it hears.
+        self._subject = subjects.own_voice(bus.pool, MONITOR, f"{TICK}-{uuid.uuid4().hex[:12]}")
         self.malformed = 0
         """Heartbeats that could not be read."""
 
