@@ -121,6 +121,16 @@ def test_queues_come_from_the_file_as_the_operators_wishes(tmp_path: Path) -> No
     assert (entry.event, entry.tenant) == (found[0], OPERATOR)
 
 
+def test_queues_above_are_asked_for_first(tmp_path: Path) -> None:
+    """However the file has them; one that others are below needs nobody who may submit to it."""
+    file = tmp_path / "apportion.toml"
+    file.write_text(
+        '[[queue]]\nname = "train"\nparent = "team"\ntenants = ["acme"]\nguaranteed_model_milli = {h100-80 = 2000}\n'
+        '[[queue]]\nname = "team"\nguaranteed_model_milli = {h100-80 = 2000}\n'
+    )
+    assert [queue.queue for queue in queues.from_file(file)] == ["team", "train"]
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [
@@ -129,6 +139,8 @@ def test_queues_come_from_the_file_as_the_operators_wishes(tmp_path: Path) -> No
         ('[[queue]]\nname = "train"\n', "tenants"),
         ('[[queue]]\ntenants = ["acme"]\n', "name"),
         ('[[queue]]\nname = "train"\ntenants = []\n', "tenants"),
+        ('[[queue]]\nname = "train"\nparent = "train"\ntenants = ["acme"]\n', "parent"),
+        ('[[queue]]\nname = "train"\ntenants = ["acme"]\n' * 2, "name"),
     ],
 )
 def test_a_queue_that_cannot_be_is_told_with_its_key(tmp_path: Path, text: str, key: str) -> None:

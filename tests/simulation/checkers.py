@@ -209,11 +209,30 @@ class Checker:
                     job_id,
                     piece,
                 )
-        for queue, limits in self.limits.items():
-            runs = [p for p in self.holding.values() if self.admitted[p.job_id].spec.queue == queue]
-            if limits.limit_compute_milli is not None:
-                used = sum(s.compute_milli for p in runs for s in p.slices)
-                must(used <= limits.limit_compute_milli, "no queue above its limit", queue, used)
+        used: dict[QueueId, Counter[str]] = {}
+        jobs: dict[QueueId, set[JobId]] = {}
+        for run in self.holding.values():
+            queue: QueueId | None = self.admitted[run.job_id].spec.queue
+            while queue is not None:
+                amounts = used.setdefault(queue, Counter())
+                amounts["cpu_milli"] += run.cpu_milli
+                for piece in run.slices:
+                    amounts["compute_milli"] += piece.compute_milli
+                    amounts["memory_mib"] += piece.memory_mib
+                    amounts[self.devices[piece.device_uuid].model] += piece.compute_milli
+                jobs.setdefault(queue, set()).add(run.job_id)
+                queue = self.limits[queue].parent
+        for name, amounts in used.items():
+            queue_limits = self.limits[name]
+            for what, most in (
+                ("compute_milli", queue_limits.limit_compute_milli),
+                ("memory_mib", queue_limits.limit_memory_mib),
+                ("cpu_milli", queue_limits.limit_cpu_milli),
+                *queue_limits.limit_model_milli.items(),
+            ):
+                must(most is None or amounts[what] <= most, "no queue above its limit", name, what, amounts[what])
+            most = queue_limits.limit_jobs
+            must(most is None or len(jobs[name]) <= most, "no queue above its limit", name, "jobs", len(jobs[name]))
 
     def started(self, run_id: RunId, node_id: NodeId) -> None:
         """A machine began to start the run's process."""

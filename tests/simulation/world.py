@@ -533,18 +533,44 @@ class World:
         for author in (ADMISSION, PLACER, MONITOR):
             self.start_service(author)
         self.machines = [Machine(self, f"node-{i + 1}", self.options.devices) for i in range(self.options.nodes)]
-        for number in range(self.options.tenants):
-            tenant = f"tenant-{number}"
-            limit = None if number else 6_000
-            self.wish(
-                OPERATOR,
-                ev.QueueUpsertRequested(queue=f"queue-{number}", tenants=(tenant,), limit_compute_milli=limit),
-            )
+        for queue in self._queues():
+            self.wish(OPERATOR, queue)
         self.requests_left = self.options.jobs
         self.after(200 * MS, self._request)
         self.after(500 * MS, self.tick)
         if self.options.faults:
             self.faults_on = True
+
+    def _queues(self) -> list[ev.QueueUpsertRequested]:
+        """One queue above all, with less than the pool has; one for each tenant, guaranteed some of its half."""
+        devices = self.options.nodes * self.options.devices
+        most = max(1, devices * 3 // 4)
+        half = devices * 500
+        each = half // self.options.tenants
+        # Whatever admission lets in must fit: so memory and compute are limited alike where jobs take whole devices.
+        limits: list[dict[str, Any]] = [
+            {"limit_compute_milli": 6_000, "guaranteed_compute_milli": min(each, 6_000)},
+            {"limit_jobs": 3, "guaranteed_compute_milli": each},
+            {"limit_model_milli": {"h100-80": most * 1000}, "guaranteed_compute_milli": each, "weight": 3},
+        ]
+        above = ev.QueueUpsertRequested(
+            queue="all",
+            limit_compute_milli=most * 1000,
+            limit_memory_mib=most * 81_920,
+            guaranteed_compute_milli=half,
+        )
+        return [
+            above,
+            *(
+                ev.QueueUpsertRequested(
+                    queue=f"queue-{number}",
+                    tenants=(f"tenant-{number}",),
+                    parent="all",
+                    **limits[number % len(limits)],
+                )
+                for number in range(self.options.tenants)
+            ),
+        ]
 
     # Moments
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import DeviceHealth, Mode, Pending, RunCause, ServiceClass, StopCause
+from apportion.contracts.causes import DeviceHealth, Mode, Pending, QueueOrder, RunCause, ServiceClass, StopCause
 from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, agent_author, attempt_of_run
 from apportion.contracts.testing import NOON, a_device, a_job, a_node, a_queue, as_fact
 from apportion.placer import core
@@ -295,13 +296,22 @@ class World:
                 pass
 
     def limit(self, dice: int) -> None:
-        name = ("main", "side")[dice % 2]
+        name = ("main", "side", "team")[dice % 3]
+        is_below = name != "team" and QueueId("team") in self.queues and (dice >> 10) % 3
         queue = a_queue(
             name,
             tenants=TENANTS,
-            limit_compute_milli=(None, 1000, 3000)[(dice >> 1) % 3],
-            limit_memory_mib=(None, 60_000, 100_000)[(dice >> 3) % 3],
-            limit_jobs=(None, 2, 5)[(dice >> 5) % 3],
+            parent=QueueId("team") if is_below else None,
+            limit_compute_milli=(None, 1000, 3000)[(dice >> 2) % 3],
+            limit_memory_mib=(None, 60_000, 100_000)[(dice >> 4) % 3],
+            limit_jobs=(None, 2, 5)[(dice >> 6) % 3],
+            limit_cpu_milli=(None, 20_000)[(dice >> 8) % 2],
+            limit_model_milli=({}, {"h100-80": 1500})[(dice >> 9) % 2],
+            guaranteed_compute_milli=(None, 1000)[(dice >> 12) % 2],
+            weight=1 + (dice >> 13) % 2,
+            order=(None, QueueOrder.CLASSES, QueueOrder.SEED)[(dice >> 14) % 3],
+            is_fair=(dice >> 16) % 2 == 0,
+            is_cordoned=(dice >> 17) % 8 == 0,
         )
         if queue.queue not in self.queues and self.runs:
             return  # admission lets nobody into a queue that it never announced
@@ -390,15 +400,31 @@ class World:
         return spec.queue in self.queues or self.state.settings.reserve_after_s >= 0
 
     def check_limits(self, name: QueueId) -> None:
-        queue = self.queues.get(name)
-        if queue is None:
-            return
-        mine = [run for run in self.runs.values() if self.specs[run.job_id].spec.queue == name]
-        compute = sum(piece.compute_milli for run in mine for piece in run.slices)
-        memory = sum(piece.memory_mib for run in mine for piece in run.slices)
-        if mine[-1].slices:
-            assert queue.limit_compute_milli is None or compute <= queue.limit_compute_milli
-            assert queue.limit_memory_mib is None or memory <= queue.limit_memory_mib
+        above: QueueId | None = name
+        while above is not None and (queue := self.queues.get(above)) is not None:
+            self.check_limits_of(queue, name)
+            above = queue.parent
+
+    def check_limits_of(self, queue: ev.QueueUpserted, placed_in: QueueId) -> None:
+        """Whatever the last placement adds to is within its limit; the rest may be older than the limit."""
+        names = {queue.queue, *(each.queue for each in self.queues.values() if each.parent == queue.queue)}
+        mine = [run for run in self.runs.values() if self.specs[run.job_id].spec.queue in names]
+        last = list(self.runs.values())[-1]
+        assert self.specs[last.job_id].spec.queue == placed_in
+        assert not queue.is_cordoned
+        models = {device.uuid: device.model for node in self.nodes.values() for device in node.devices.values()}
+        limits: dict[str, tuple[int | None, Callable[[ev.RunPlaced], int]]] = {
+            "compute": (queue.limit_compute_milli, lambda run: sum(p.compute_milli for p in run.slices)),
+            "memory": (queue.limit_memory_mib, lambda run: sum(p.memory_mib for p in run.slices)),
+            "cpu": (queue.limit_cpu_milli, lambda run: run.cpu_milli),
+            "h100-80": (
+                queue.limit_model_milli.get("h100-80"),
+                lambda run: sum(p.compute_milli for p in run.slices if models[p.device_uuid] == "h100-80"),
+            ),
+        }
+        for what, (limit, amount) in limits.items():
+            if amount(last):
+                assert limit is None or sum(map(amount, mine)) <= limit, what
         assert queue.limit_jobs is None or len({run.job_id for run in mine}) <= queue.limit_jobs
 
 
@@ -432,6 +458,11 @@ def test_indexes_say_the_same_after_a_restart(steps: list[tuple[int, int]]) -> N
     world = World()
     for what, dice in steps:
         world.step(what, dice)
+    for queue_id, queue in world.state.pool.queues.items():
+        names = {queue_id, *(each.queue for each in world.queues.values() if each.parent == queue_id)}
+        mine = [run for run in world.runs.values() if world.specs[run.job_id].spec.queue in names]
+        assert queue.used.get("compute_milli", 0) == sum(piece.compute_milli for run in mine for piece in run.slices)
+        assert queue.used.get("jobs", 0) == len({run.job_id for run in mine})
     again = core.restore(core.snapshot(world.state))
     assert core.snapshot(again) == core.snapshot(world.state)
     for name in State.__slots__:

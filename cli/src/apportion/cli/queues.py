@@ -17,25 +17,58 @@ DEFAULT: Final = (
     QueueUpsertRequested(queue="main", tenants=("default",), reason="no apportion.toml names queues: the default one"),
 )
 
-_FIELDS: Final = ("name", "tenants", "limit_compute_milli", "limit_memory_mib", "limit_jobs", "reason")
-_REQUIRED: Final = ("name", "tenants")
+_FIELDS: Final = (
+    "name",
+    *(field for field in QueueUpsertRequested.__struct_fields__ if field not in {"queue", "dry_run"}),
+)
 
 
 def from_file(path: Path | None) -> tuple[QueueUpsertRequested, ...]:
-    """The file's queues; the default one where there is no file or it names none. Raises SettingsInvalid."""
+    """The file's queues, each behind the one above it; the default one where there is no file or it names none.
+
+    Raises SettingsInvalid.
+    """
     if path is None:
         return DEFAULT
     with path.open("rb") as opened:
         tables = tomllib.load(opened).get("queue", [])
-    return tuple(_queue(path, number, content) for number, content in enumerate(tables, start=1)) or DEFAULT
+    parents = {content.get("parent") for content in tables}
+    queues = [_queue(path, number, content, parents) for number, content in enumerate(tables, start=1)]
+    return _from_above(path, queues) or DEFAULT
 
 
-def _queue(path: Path, number: int, content: dict[str, Any]) -> QueueUpsertRequested:
+def _from_above(path: Path, queues: Sequence[QueueUpsertRequested]) -> tuple[QueueUpsertRequested, ...]:
+    """Parents first, else in the file's order: a queue can't be asked for before the one above it."""
+    names = [queue.queue for queue in queues]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsInvalid(
+                where=f"{path} [[queue]]", key="name", expected="each name once", found=f"{name} twice"
+            )
+    left, found = list(queues), list[QueueUpsertRequested]()
+    while left:
+        waiting = {queue.queue for queue in left}
+        ready = [queue for queue in left if queue.parent not in waiting]
+        if not ready:
+            circle = ", ".join(sorted(waiting))
+            raise SettingsInvalid(
+                where=f"{path} [[queue]]",
+                key="parent",
+                expected="no queue above itself",
+                found=f"a circle among {circle}",
+            )
+        found += ready
+        left = [queue for queue in left if queue not in ready]
+    return tuple(found)
+
+
+def _queue(path: Path, number: int, content: dict[str, Any], parents: set[object]) -> QueueUpsertRequested:
     where = f"{path} [[queue]] number {number}"
     for key in content:
         if key not in _FIELDS:
             raise SettingsInvalid(where=where, key=key, expected=f"one of {', '.join(_FIELDS)}", found="another key")
-    for key in _REQUIRED:
+    # Jobs go to queues that no other is below: those alone need somebody who may submit.
+    for key in ("name",) if content.get("name") in parents else ("name", "tenants"):
         if key not in content:
             raise SettingsInvalid(where=where, key=key, expected="a value", found="none")
     given = {("queue" if key == "name" else key): value for key, value in content.items()}

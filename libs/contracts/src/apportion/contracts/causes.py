@@ -16,7 +16,9 @@ class Pending(StrEnum):
     PRIORITY = "Priority"
     """It would fit, and jobs that go first hold or reserve what it needs."""
     WAITING_FOR_QUOTA = "WaitingForQuota"
-    """Its queue or tenant is at its hard limit; ends when that tenant's runs end."""
+    """Its queue, or one above it, is at its hard limit; ends when runs there end."""
+    QUEUE_CORDONED = "QueueCordoned"
+    """Its queue, or one above it, is cordoned: nothing of it is placed until an operator opens it again."""
     INSUFFICIENT_GPU = "InsufficientGpu"
     """Too few devices with enough free on one node (or over the nodes, for a gang)."""
     INSUFFICIENT_GPU_MEMORY = "InsufficientGpuMemory"
@@ -192,6 +194,16 @@ class ServiceClass(StrEnum):
     STANDARD = "standard"
     BATCH = "batch"
     SPOT = "spot"
+
+
+@unique
+class QueueOrder(StrEnum):
+    """In which order the jobs of one queue are placed."""
+
+    CLASSES = "classes"
+    """Service class, training before inference, priority; waiting earns points; then age."""
+    SEED = "seed"
+    """A weighted sum of priority and waiting, both from 0 to 1: 0.6 and 0.4 unless the pool says otherwise."""
 
 
 @unique

@@ -17,6 +17,7 @@ from apportion.contracts.causes import (
     DeviceHealth,
     Mode,
     Pending,
+    QueueOrder,
     Refusal,
     RunCause,
     ServiceClass,
@@ -411,14 +412,40 @@ class JobResizeRequested(Wish, frozen=True, kw_only=True, tag="JobResizeRequeste
 
 
 class QueueUpsertRequested(Wish, frozen=True, kw_only=True, tag="QueueUpsertRequested.v1"):
-    """An operator asks for a queue with these limits, new or changed. Answered by QueueUpserted or WishRejected."""
+    """An operator asks for a queue with these limits, new or changed. Answered by QueueUpserted or WishRejected.
+
+    The whole queue is said at once: what is left out goes back to its default.
+    """
 
     queue: Name
-    tenants: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=256)]
-    """Who may submit to it."""
+    tenants: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=256)] = ()
+    """Who may submit to it; left out where jobs go to queues below it."""
+    parent: Name | None = None
+    """The queue above it, which there must be already; none for one at the top."""
     limit_compute_milli: Count | None = None
+    """What its runs, and those of queues below it, hold at most; None: no limit but those above it."""
     limit_memory_mib: Count | None = None
+    limit_cpu_milli: Count | None = None
     limit_jobs: Count | None = None
+    """Jobs that hold something."""
+    limit_model_milli: Annotated[dict[Name, Count], Meta(max_length=64)] = {}
+    """Milli-GPU on devices of each model named."""
+    guaranteed_compute_milli: Count | None = None
+    """What is given back to it before anybody borrows, as soon as its jobs want it; None: nothing."""
+    guaranteed_memory_mib: Count | None = None
+    guaranteed_cpu_milli: Count | None = None
+    guaranteed_jobs: Count | None = None
+    guaranteed_model_milli: Annotated[dict[Name, Count], Meta(max_length=64)] = {}
+    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """Its part of what no guarantee claims, beside its siblings'."""
+    order: QueueOrder | None = None
+    """How its own jobs are ordered; None: as the pool's are."""
+    is_fair: bool = True
+    """Whether its tenants take turns by their shares; otherwise whose a job is makes no difference."""
+    reclaim: bool = True
+    """Whether runs that borrow its guaranteed share are preempted for it."""
+    is_cordoned: bool = False
+    """Nothing of it is placed; what runs, runs on."""
     reason: Text = ""
     dry_run: bool = False
 
@@ -687,9 +714,22 @@ class QueueUpserted(Fact, frozen=True, kw_only=True, tag="QueueUpserted.v1"):
     AUTHOR: ClassVar[Author] = ADMISSION
     queue: QueueId
     tenants: tuple[TenantId, ...]
+    parent: QueueId | None = None
     limit_compute_milli: int | None = None
     limit_memory_mib: int | None = None
+    limit_cpu_milli: int | None = None
     limit_jobs: int | None = None
+    limit_model_milli: dict[str, int] = {}
+    guaranteed_compute_milli: int | None = None
+    guaranteed_memory_mib: int | None = None
+    guaranteed_cpu_milli: int | None = None
+    guaranteed_jobs: int | None = None
+    guaranteed_model_milli: dict[str, int] = {}
+    weight: int = 1
+    order: QueueOrder | None = None
+    is_fair: bool = True
+    reclaim: bool = True
+    is_cordoned: bool = False
     answers: int
     actor: str
     reason: str = ""

@@ -27,6 +27,8 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import DeviceHealth, Pending, RunCause, StopCause, WorkloadKind
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run, node_of_author
+from apportion.pool import quota
+from apportion.pool.quota import QueueView
 
 
 @unique
@@ -135,6 +137,8 @@ class RunView(Struct):
     last_event: str = ""
     holds: bool = True
     """Whether its slices are taken from its devices still."""
+    charge: quota.Amounts = {}
+    """What its queues are charged for it while it holds."""
 
 
 class JobView(Struct):
@@ -155,6 +159,8 @@ class JobView(Struct):
     """Nodes on which none of it is placed any more."""
     runs: dict[RunId, RunView] = {}
     """Runs of the present attempt, and older ones that still hold something."""
+    holding: int = 0
+    """How many of them hold something."""
     stop: StopCause | None = None
     stop_actor: str = ""
     stop_reason: str = ""
@@ -177,20 +183,6 @@ class JobView(Struct):
         for run in self.runs.values():
             if attempt_of_run(run.run_id) == self.attempt:
                 yield run
-
-
-class QueueView(Struct):
-    """One queue: its limits and what its runs hold."""
-
-    queue_id: QueueId
-    tenants: tuple[TenantId, ...]
-    limit_compute_milli: int | None = None
-    limit_memory_mib: int | None = None
-    limit_jobs: int | None = None
-    used_compute_milli: int = 0
-    used_memory_mib: int = 0
-    jobs: int = 0
-    """Jobs that have not ended."""
 
 
 class Pool(Struct):
@@ -266,7 +258,7 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
         case ev.JobSucceeded() | ev.JobFailed() | ev.JobCancelled() | ev.JobExpired():
             _ended(pool, event.job_id)
         case ev.QueueUpserted():
-            _queue(pool, event)
+            quota.upsert(pool.queues, event)
         case ev.NodeRegistered():
             _registered(pool, entry, event)
         case ev.DeviceHealthChanged():
@@ -529,16 +521,6 @@ def _forget_if_done(pool: Pool, job_id: JobId) -> None:
     del pool.jobs[job_id]
 
 
-def _queue(pool: Pool, event: ev.QueueUpserted) -> None:
-    queue = pool.queues.get(event.queue)
-    if queue is None:
-        queue = pool.queues[event.queue] = QueueView(queue_id=event.queue, tenants=event.tenants)
-    queue.tenants = event.tenants
-    queue.limit_compute_milli = event.limit_compute_milli
-    queue.limit_memory_mib = event.limit_memory_mib
-    queue.limit_jobs = event.limit_jobs
-
-
 def _registered(pool: Pool, entry: Entry, event: ev.NodeRegistered) -> None:
     if entry.author is None or node_of_author(entry.author) != event.node_id:
         return  # identity comes from the subject: nobody registers another's node
@@ -633,7 +615,26 @@ def _give_back(pool: Pool, run: RunView, seq: int) -> None:
 
 def _charge(pool: Pool, run: RunView, sign: int) -> None:
     job = pool.jobs.get(run.job_id)
-    queue = None if job is None else pool.queues.get(job.spec.queue)
-    if queue is not None:
-        queue.used_compute_milli += sign * sum(piece.compute_milli for piece in run.slices)
-        queue.used_memory_mib += sign * sum(piece.memory_mib for piece in run.slices)
+    if job is None:
+        return
+    if sign > 0:
+        run.charge = _charge_of(pool, run)
+    job.holding += sign
+    # A job counts once, however many runs it has: with the first that holds something, until the last.
+    is_edge = job.holding == (1 if sign > 0 else 0)
+    for queue in quota.lineage(pool.queues, job.spec.queue):
+        quota.add(queue.used, run.charge, sign)
+        if is_edge:
+            quota.add(queue.used, quota.ONE_JOB, sign)
+
+
+def _charge_of(pool: Pool, run: RunView) -> quota.Amounts:
+    node = pool.nodes.get(run.node_id)
+    devices = {} if node is None else node.devices
+    charge: quota.Amounts = {}
+    for piece in run.slices:
+        view = devices.get(piece.device_uuid)
+        quota.charge(charge, "" if view is None else view.device.model, piece.compute_milli, piece.memory_mib)
+    if run.cpu_milli:
+        charge[quota.CPU] = run.cpu_milli
+    return charge

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from apportion.admission import dry_run, lifecycle, validate
+from apportion.admission import dry_run, lifecycle, tree, validate
 from apportion.admission.dry_run import Holder, Seen
 from apportion.admission.refusals import Refused, bounded, refusal_of
 from apportion.admission.state import (
@@ -30,7 +30,9 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Refusal, StopCause
 from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.ids import JobId, QueueId, TenantId, is_name
-from apportion.pool.state import JobState, JobView, QueueView
+from apportion.pool import quota
+from apportion.pool.quota import QueueView
+from apportion.pool.state import JobState, JobView
 
 __all__ = ["POLICY", "State", "decide", "evolve", "initial", "position", "restore", "snapshot", "wake_at"]
 
@@ -243,7 +245,7 @@ class _Round:
             return Refused(
                 code=Refusal.QUEUE_NOT_FOUND,
                 field="queue",
-                expected=bounded("one of " + ", ".join(mine)),
+                expected=bounded("one of " + ", ".join(mine)) if mine else "a queue that no other is below",
                 found=request.queue,
                 hint=f"Name a queue that {tenant} may submit to.",
             )
@@ -254,7 +256,7 @@ class _Round:
         if isinstance(spec, Refused):
             return spec
         return (
-            _beyond_limits(spec, self._state.pool.queues[QueueId(request.queue)])
+            _beyond_limits(spec, self._state.pool.queues)
             or validate.not_offered(spec, self._state.offers)
             or (spec, size)
         )
@@ -521,7 +523,7 @@ class _Round:
     def _resize(self, asked: Asked, wish: ev.JobResizeRequested, job: Seen) -> None:
         spec = validate.resized(job.spec, wish.gpu_milli, wish.gpu_memory_mib)
         if isinstance(spec, ev.JobSpec):
-            spec = _beyond_limits(spec, self._state.pool.queues[spec.queue]) or spec
+            spec = _beyond_limits(spec, self._state.pool.queues) or spec
         if isinstance(spec, Refused):
             self._refuse(asked, spec)
             return
@@ -568,6 +570,7 @@ class _Round:
                 found=f"tenant {bounded(asked.tenant)}",
                 hint="Queues and limits are set by the pool's operator: ask them.",
             )
+        refused = refused or tree.refusal(self._state.pool.queues, wish)
         if refused is not None:
             self._refuse(asked, refused)
             return False
@@ -575,9 +578,22 @@ class _Round:
             ev.QueueUpserted(
                 queue=QueueId(wish.queue),
                 tenants=tuple(TenantId(tenant) for tenant in dict.fromkeys(wish.tenants)),
+                parent=None if wish.parent is None else QueueId(wish.parent),
                 limit_compute_milli=wish.limit_compute_milli,
                 limit_memory_mib=wish.limit_memory_mib,
+                limit_cpu_milli=wish.limit_cpu_milli,
                 limit_jobs=wish.limit_jobs,
+                limit_model_milli=wish.limit_model_milli,
+                guaranteed_compute_milli=wish.guaranteed_compute_milli,
+                guaranteed_memory_mib=wish.guaranteed_memory_mib,
+                guaranteed_cpu_milli=wish.guaranteed_cpu_milli,
+                guaranteed_jobs=wish.guaranteed_jobs,
+                guaranteed_model_milli=wish.guaranteed_model_milli,
+                weight=wish.weight,
+                order=wish.order,
+                is_fair=wish.is_fair,
+                reclaim=wish.reclaim,
+                is_cordoned=wish.is_cordoned,
                 answers=asked.seq,
                 actor=_actor(asked),
                 reason=wish.reason,
@@ -664,21 +680,32 @@ class _Round:
         self.facts.append(fact)
 
 
-def _beyond_limits(spec: ev.JobSpec, queue: QueueView) -> Refused | None:
-    """Why the job can never run within its queue's limits; None where it can. What is in use now is the placer's."""
+def _beyond_limits(spec: ev.JobSpec, queues: Mapping[QueueId, QueueView]) -> Refused | None:
+    """Why the job can never run within the limits of its queue and those above; None where it can.
+
+    What is in use now is the placer's, and so is what depends on the devices that the job comes to.
+    """
     slices = spec.devices * spec.replicas
-    compute_milli, memory_mib = slices * spec.compute_milli, slices * spec.memory_mib
-    for limit, asked, unit, field in (
-        (queue.limit_compute_milli, compute_milli, "milli-GPU", "resources"),
-        (queue.limit_memory_mib, memory_mib, "MiB of device memory", "resources.gpu_memory_mib"),
-        (queue.limit_jobs, 1, "jobs", "queue"),
-    ):
-        if limit is not None and asked > limit:
+    asked = {
+        quota.COMPUTE: (slices * spec.compute_milli, "milli-GPU", "resources"),
+        quota.MEMORY: (slices * spec.memory_mib, "MiB of device memory", "resources.gpu_memory_mib"),
+        quota.CPU: (spec.replicas * spec.cpu_milli, "milli-CPU", "resources.cpu_milli"),
+        quota.JOBS: (1, "jobs", "queue"),
+    }
+    if len(spec.models) == 1:
+        model = spec.models[0]
+        milli = slices * spec.compute_milli
+        asked[quota.of_model(model)] = (milli, f"milli-GPU of {model}", "resources")
+    amounts = {name: amount for name, (amount, _, _) in asked.items()}
+    for queue in quota.lineage(queues, spec.queue):
+        for name in quota.exceeded({}, amounts, queue.limits):
+            limit = queue.limits[name]
+            amount, unit, field = asked[name]
             return Refused(
                 code=Refusal.QUOTA_EXCEEDED,
                 field=field,
                 expected=f"at most {limit} {unit}, the limit of queue {queue.queue_id}",
-                found=f"{asked} {unit}" + (f" over {spec.replicas} replicas" if spec.replicas > 1 else ""),
+                found=f"{amount} {unit}" + (f" over {spec.replicas} replicas" if spec.replicas > 1 else ""),
                 hint="Ask for less, or ask the pool's operator for a higher limit: this could never run.",
             )
     return None

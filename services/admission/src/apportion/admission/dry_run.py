@@ -13,7 +13,9 @@ from apportion.admission.state import Asked
 from apportion.contracts import events as ev
 from apportion.contracts.causes import StopCause, Verdict
 from apportion.contracts.ids import JobId, QueueId
-from apportion.pool.state import JobState, JobView, QueueView
+from apportion.pool import quota
+from apportion.pool.quota import QueueView
+from apportion.pool.state import JobState, JobView
 
 
 @unique
@@ -87,7 +89,8 @@ def _sentences(fact: ev.Fact, before: Seen | None, queues: Mapping[QueueId, Queu
     match fact:
         case ev.JobAdmitted():
             yield f"It is admitted to queue {fact.spec.queue}, and waits for {_share(fact.spec)}."
-            yield from _limits(queues.get(fact.spec.queue))
+            for queue in quota.lineage(queues, fact.spec.queue):
+                yield from _limits(queue, is_own=queue.queue_id == fact.spec.queue)
         case ev.JobDuplicate():
             yield f"Nothing new: it repeats wish {fact.first_wish}, which made {fact.original_job_id}."
         case ev.QueueUpserted():
@@ -138,27 +141,36 @@ def _queue(fact: ev.QueueUpserted, queue: QueueView | None) -> Iterator[str]:
     changes = []
     if fact.tenants != queue.tenants:
         changes.append(f"Its tenants go from {', '.join(queue.tenants)} to {', '.join(fact.tenants)}.")
-    for name in ("limit_compute_milli", "limit_memory_mib", "limit_jobs"):
+    for kind, before, after in (
+        ("limit", queue.limits, quota.limits_of(fact)),
+        ("guaranteed", queue.guaranteed, quota.guaranteed_of(fact)),
+    ):
+        changes += [
+            f"Its {kind}_{name} goes from {_said(before.get(name))} to {_said(after.get(name))}."
+            for name in dict.fromkeys((*before, *after))
+            if before.get(name) != after.get(name)
+        ]
+    for name in ("parent", "weight", "order", "is_fair", "reclaim", "is_cordoned"):
         old, new = getattr(queue, name), getattr(fact, name)
         if old != new:
-            changes.append(f"Its {name} goes from {_limit(old)} to {_limit(new)}.")
+            changes.append(f"Its {name} goes from {_said(old)} to {_said(new)}.")
     yield from changes or ["It is so already: nothing changes."]
 
 
-def _limit(limit: int | None) -> str:
-    return "none" if limit is None else str(limit)
+def _said(value: str | int | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
-def _limits(queue: QueueView | None) -> Iterator[str]:
+def _limits(queue: QueueView, *, is_own: bool) -> Iterator[str]:
     """How full the queue is, where it has limits."""
-    if queue is None:
-        return
-    for used, limit, unit in (
-        (queue.used_compute_milli, queue.limit_compute_milli, "milli-GPU"),
-        (queue.used_memory_mib, queue.limit_memory_mib, "MiB of device memory"),
-    ):
-        if limit is not None:
-            yield f"Runs of the queue hold {used} of {limit} {unit} now."
+    which = "the queue" if is_own else f"queue {queue.queue_id}, which is above it,"
+    for name, unit in ((quota.COMPUTE, "milli-GPU"), (quota.MEMORY, "MiB of device memory")):
+        if name in queue.limits:
+            yield f"Runs of {which} hold {queue.used.get(name, 0)} of {queue.limits[name]} {unit} now."
+    if queue.is_cordoned:
+        yield f"Nothing of {which} is placed now: it is cordoned."
 
 
 def _is_queued(job: Seen | None) -> bool:

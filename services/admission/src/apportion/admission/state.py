@@ -168,11 +168,14 @@ class State:
             self.first_by_identity.setdefault(identity.by_key, seq)
 
     def index_queues(self) -> None:
-        """Recompute whose queues are which."""
+        """Recompute whose queues are which: jobs go to those that no other is below."""
         queues: dict[TenantId, list[QueueId]] = {}
+        inner = {queue.parent for queue in self.pool.queues.values()}
         for queue_id in sorted(self.pool.queues):
             for tenant in self.pool.queues[queue_id].tenants:
-                queues.setdefault(tenant, []).append(queue_id)
+                mine = queues.setdefault(tenant, [])
+                if queue_id not in inner:
+                    mine.append(queue_id)
         self.queues_of = {tenant: tuple(mine) for tenant, mine in queues.items()}
 
     def _count_devices(self, node_id: NodeId, by: int) -> None:

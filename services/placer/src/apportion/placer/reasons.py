@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from heapq import merge
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from msgspec import Struct
 
 from apportion.contracts.causes import Mode, Pending
 from apportion.contracts.events import JobHeld
-from apportion.contracts.ids import JobId
+from apportion.contracts.ids import JobId, QueueId
 from apportion.placer.rooms import NEVER, Demand, Out
 from apportion.placer.rounds import GANG_MAX, Block, Line, Round
 from apportion.placer.state import OrderKey, Shape, order_of
@@ -52,6 +52,8 @@ def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
     """The code of what keeps a job waiting."""
     if block.is_frozen:
         return Pending.CONTROL_PLANE_FROZEN
+    if block.is_cordoned:
+        return Pending.QUEUE_CORDONED
     if block.over_quota:
         return Pending.WAITING_FOR_QUOTA
     if block.reserved_for is not None:
@@ -95,6 +97,12 @@ def reason_of(round_: Round, shape: Shape, block: Block) -> Reason:
             )
         case Pending.WAITING_FOR_QUOTA:
             return _quota(round_, shape, block, requested)
+        case Pending.QUEUE_CORDONED:
+            return Reason(
+                code=code,
+                requested=requested,
+                hint=f"Queue {block.quota_of} is cordoned: nothing is placed until an operator opens it again.",
+            )
         case Pending.RESERVED_FOR_OTHER:
             return Reason(
                 code=code,
@@ -217,41 +225,45 @@ def _is_outdated(round_: Round, line: Line, code: Pending, job: JobView) -> bool
     if code is Pending.RESERVED_FOR_OTHER:
         assert line.block is not None
         return told.blocking_ids != (line.block.reserved_for,)
-    if code is Pending.WAITING_FOR_QUOTA and told.limit != _limits(round_, line.shape):
-        return True
+    if code is Pending.WAITING_FOR_QUOTA:
+        assert line.block is not None
+        if told.limit != round_.books.limits(line.block.quota_of):
+            return True
     # Names are worth saying again once nobody of those named holds anything.
     holds = round_.state.holds
     return bool(told.blocking_ids) and not any(name in holds or name in round_.placed for name in told.blocking_ids)
 
 
-def _limits(round_: Round, shape: Shape) -> dict[str, int]:
-    queue = round_.state.pool.queues.get(shape.queue)
-    if queue is None:
-        return {}
-    limits = {
-        "compute_milli": queue.limit_compute_milli,
-        "memory_mib": queue.limit_memory_mib,
-        "jobs": queue.limit_jobs,
-    }
-    return {name: limit for name, limit in limits.items() if limit is not None}
-
-
 def _quota(round_: Round, shape: Shape, block: Block, requested: dict[str, int]) -> Reason:
-    usage = round_.usage(shape.queue)
-    used = {"compute_milli": usage.compute_milli, "memory_mib": usage.memory_mib, "jobs": usage.jobs}
-    limits = _limits(round_, shape)
-    state = round_.state
-    names = [key[2] for key in state.queue_holders.get(shape.queue, [])[:BLOCKERS_MAX]]
-    names += [job for job in round_.placed if state.pool.jobs[job].spec.queue == shape.queue]
-    over = " and ".join(f"{name} ({used[name]} of {limits[name]} in use)" for name in block.over_quota)
+    assert block.quota_of is not None
+    queue = block.quota_of
+    used = round_.books.used(queue)
+    limits = round_.books.limits(queue)
+    over = " and ".join(f"{name} ({used.get(name, 0)} of {limits[name]} in use)" for name in block.over_quota)
+    where = f"Queue {queue}" if queue == shape.queue else f"Queue {queue}, which is above {shape.queue},"
     return Reason(
         code=Pending.WAITING_FOR_QUOTA,
         requested=requested,
-        available={name: max(0, limit - used[name]) for name, limit in limits.items()},
-        limit=limits,
-        blocking_ids=tuple(names[:BLOCKERS_MAX]),
-        hint=f"Queue {shape.queue} is at its limit of {over}: it starts when runs there end, or with a higher limit.",
+        available={name: max(0, limit - used.get(name, 0)) for name, limit in limits.items()},
+        limit=dict(limits),
+        blocking_ids=tuple(islice(_holders(round_, queue), BLOCKERS_MAX)),
+        hint=f"{where} is at its limit of {over}: it starts when runs there end, or with a higher limit.",
     )
+
+
+def _holders(round_: Round, queue: QueueId) -> Iterator[JobId]:
+    """Jobs of the queue, and below it, that hold something, the likeliest to end first."""
+    state = round_.state
+    books = round_.books
+    held = [
+        keys
+        for name, keys in sorted(state.queue_holders.items())
+        if any(above.queue_id == queue for above in books.lineage(name))
+    ]
+    yield from (key[2] for key in merge(*held))
+    for job in round_.placed:
+        if any(above.queue_id == queue for above in books.lineage(state.pool.jobs[job].spec.queue)):
+            yield job
 
 
 def _nodes(round_: Round, demand: Demand) -> dict[str, int]:

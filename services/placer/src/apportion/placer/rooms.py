@@ -365,18 +365,6 @@ def slices_on(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> tuple[S
     return tuple(slices)
 
 
-def charge_on(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> tuple[int, int]:
-    """Milli-GPU and MiB that one replica on these devices takes from its queue's limits."""
-    if demand.is_whole:
-        return (
-            sum(room.devices[place].compute_milli for place in picks),
-            sum(room.devices[place].memory_mib for place in picks),
-        )
-    if demand.memory_mib:
-        return demand.compute_milli * len(picks), demand.memory_mib * len(picks)
-    return demand.compute_milli * len(picks), sum(room.devices[place].memory_mib for place in picks)
-
-
 def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: TenantId) -> NodeRoom:
     """The node once one replica of the tenant's holds its slices there."""
     devices = list(room.devices)

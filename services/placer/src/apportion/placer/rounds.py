@@ -6,12 +6,13 @@ who wait holds once its placements have been folded, and a decision made again s
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from apportion.contracts import events as ev
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId, run_id
+from apportion.placer.books import Books, charge_on, least_charge
 from apportion.placer.ranking import Ranking, follow
 from apportion.placer.rooms import (
     NEVER,
@@ -19,14 +20,14 @@ from apportion.placer.rooms import (
     Fit,
     NodeRoom,
     Out,
-    charge_on,
     replicas_when_empty,
     shortfall,
     slices_on,
     with_run,
 )
 from apportion.placer.state import Group, OrderKey, S, Shape, State, demand_of_job
-from apportion.pool.state import JobView, NodeState, QueueView
+from apportion.pool.quota import ONE_JOB, Amounts
+from apportion.pool.state import JobView, NodeState
 
 FACTS_MAX: Final = 900
 """Facts of one decision: they travel as one batch, which the bus bounds at 1,000."""
@@ -39,15 +40,6 @@ MEMO_MIN: Final = 256
 """Demands whose rankings are kept although nobody waits with them now."""
 
 
-@dataclass(slots=True)
-class Usage:
-    """What a queue's runs hold, those of this round included."""
-
-    compute_milli: int
-    memory_mib: int
-    jobs: int
-
-
 @dataclass(slots=True, frozen=True)
 class Choice:
     """Where one replica goes, and what it was chosen from."""
@@ -57,6 +49,8 @@ class Choice:
     fit: Fit
     others: tuple[tuple[NodeRoom, Fit], ...]
     excluded: dict[Out, int]
+    charge: Amounts
+    """What its queue is charged for it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,7 +59,10 @@ class Block:
 
     is_frozen: bool = False
     over_quota: tuple[str, ...] = ()
-    """Which of the queue's limits it would exceed."""
+    """Which limits it would exceed."""
+    quota_of: QueueId | None = None
+    """Whose limits those are, or which queue is cordoned: the job's own queue, or one above it."""
+    is_cordoned: bool = False
     reserved_for: JobId | None = None
     replicas_fit: int = 0
 
@@ -104,7 +101,7 @@ class Round:
         self._changes = 0
         self._bases: dict[Demand, Ranking] = {}
         self._rankings: dict[Demand, Ranking] = {}
-        self._usage: dict[QueueId, Usage] = {}
+        self.books = Books(state.pool.queues)
         self._free: dict[tuple[str, ...], tuple[int, dict[str, int]]] = {}
 
     def run(self) -> None:
@@ -121,16 +118,6 @@ class Round:
         """The node as it is now."""
         found = self._rooms.get(node_id)
         return self.state.rooms[node_id] if found is None else found
-
-    def usage(self, queue: QueueId) -> Usage:
-        """What the queue's runs hold now."""
-        found = self._usage.get(queue)
-        if found is None:
-            view = self.state.pool.queues.get(queue)
-            jobs = len(self.state.queue_holders.get(queue, ()))
-            found = Usage(0, 0, jobs) if view is None else Usage(view.used_compute_milli, view.used_memory_mib, jobs)
-            self._usage[queue] = found
-        return found
 
     def ranking(self, demand: Demand) -> Ranking:
         """All nodes as this demand sees them now. Not to be changed, and good until the next placement."""
@@ -153,30 +140,27 @@ class Round:
     def take(self, shape: Shape, tenant: TenantId) -> list[Choice] | Block:
         """Slices for all replicas of one job of this shape, taken from here on; or why not, with nothing taken."""
         demand = shape.demand
-        if over := self._over_quota(shape):
-            return Block(over_quota=over)
+        if (block := self._out_of_quota(shape)) is not None:
+            return block
         if demand.replicas > GANG_MAX or not self._base(demand).best:
             return Block()  # a round only takes room away, so what did not fit at its start does not now
-        usage = self.usage(shape.queue)
         choices: list[Choice] = []
-        charged_compute = charged_memory = 0
+        is_charge_open = demand.devices > 0 and self.books.is_open(shape.queue, demand)
         for _ in range(demand.replicas):
-            found = self._first(demand, self.state.pool.queues.get(shape.queue), usage)
+            found = self._first(shape, is_charge_open=is_charge_open)
             if isinstance(found, Block):
-                for choice in reversed(choices):
-                    self._set(choice.room)
-                usage.compute_milli -= charged_compute
-                usage.memory_mib -= charged_memory
-                return Block(over_quota=found.over_quota, reserved_for=found.reserved_for, replicas_fit=len(choices))
+                self._undo(shape, choices)
+                return replace(found, replicas_fit=len(choices))
             choices.append(found)
             self._set(with_run(demand, found.room, found.fit.picks, tenant))
-            compute, memory = charge_on(demand, found.room, found.fit.picks)
-            usage.compute_milli += compute
-            usage.memory_mib += memory
-            charged_compute += compute
-            charged_memory += memory
-        usage.jobs += 1
+            self.books.charge(shape.queue, found.charge)
+        self.books.charge(shape.queue, ONE_JOB)
         return choices
+
+    def _undo(self, shape: Shape, choices: list[Choice]) -> None:
+        for choice in reversed(choices):
+            self._set(choice.room)
+            self.books.charge(shape.queue, choice.charge, -1)
 
     def would_take(self, shape: Shape, job: JobView) -> bool:
         """Whether ``take`` would find slices for the job if it were of this shape; nothing is taken."""
@@ -186,13 +170,8 @@ class Round:
         self.reserved = reserved
         if isinstance(found, Block):
             return False
-        usage = self.usage(shape.queue)
-        usage.jobs -= 1
-        for choice in reversed(found):
-            compute, memory = charge_on(shape.demand, choice.room, choice.fit.picks)
-            usage.compute_milli -= compute
-            usage.memory_mib -= memory
-            self._set(choice.room)
+        self.books.charge(shape.queue, ONE_JOB, -1)
+        self._undo(shape, found)
         return True
 
     def _pass(self) -> bool:
@@ -241,30 +220,19 @@ class Round:
         while line.at < len(line.keys) and jobs[line.keys[line.at][3]].not_before_at > self.now:
             line.at += 1
 
-    def _over_quota(self, shape: Shape) -> tuple[str, ...]:
-        """The limits that one job of this shape exceeds wherever it goes."""
-        queue = self.state.pool.queues.get(shape.queue)
-        if queue is None:
-            return ()
-        usage = self.usage(shape.queue)
-        demand = shape.demand
-        slices = demand.devices * demand.replicas
-        over = []
-        if _exceeds(usage.compute_milli + demand.compute_milli * slices, queue.limit_compute_milli) and slices:
-            over.append("compute_milli")
-        if _exceeds(usage.memory_mib + demand.memory_mib * slices, queue.limit_memory_mib) and slices:
-            over.append("memory_mib")
-        if _exceeds(usage.jobs + 1, queue.limit_jobs):
-            over.append("jobs")
-        return tuple(over)
+    def _out_of_quota(self, shape: Shape) -> Block | None:
+        """Whether its queue, or one above it, keeps a job of this shape waiting wherever it goes."""
+        if (cordoned := self.books.cordoned(shape.queue)) is not None:
+            return Block(is_cordoned=True, quota_of=cordoned)
+        over = self.books.over(shape.queue, least_charge(shape.demand))
+        return None if over is None else Block(over_quota=over[1], quota_of=over[0])
 
-    def _first(self, demand: Demand, queue: QueueView | None, usage: Usage) -> Choice | Block:
+    def _first(self, shape: Shape, *, is_charge_open: bool) -> Choice | Block:
         """The best node that may be used for one replica."""
+        demand = shape.demand
         ranking = self.ranking(demand)
-        over: set[str] = set()
+        over: tuple[QueueId, tuple[str, ...]] | None = None
         reserved_for: JobId | None = None
-        # Where the charge depends on the device, a smaller one may fit the limits that the best doesn't.
-        is_charge_open = queue is not None and demand.devices > 0 and (demand.is_whole or not demand.memory_mib)
         for _, node_id in ranking.best:
             if node_id in self.reserved:
                 reserved_for = self.reserved[node_id]
@@ -272,21 +240,20 @@ class Round:
             room = self.room(node_id)
             fit = ranking.looks[node_id]
             assert isinstance(fit, Fit)
-            if is_charge_open and queue is not None:
-                compute, memory = charge_on(demand, room, fit.picks)
-                if _exceeds(usage.compute_milli + compute, queue.limit_compute_milli):
-                    over.add("compute_milli")
-                    continue
-                if _exceeds(usage.memory_mib + memory, queue.limit_memory_mib):
-                    over.add("memory_mib")
-                    continue
+            charge = charge_on(demand, room, fit.picks)
+            # Where the charge depends on the device, a smaller one may fit the limits that the best doesn't.
+            if is_charge_open and (found := self.books.over(shape.queue, charge)) is not None:
+                over = over or found
+                continue
             others = []
             for _, other in ranking.best[:CANDIDATES_MAX]:
                 other_fit = ranking.looks[other]
                 if other != node_id and isinstance(other_fit, Fit):
                     others.append((self.room(other), other_fit))
-            return Choice(room, fit, tuple(others[: CANDIDATES_MAX - 1]), ranking.counts.copy())
-        return Block(over_quota=tuple(sorted(over)), reserved_for=reserved_for)
+            return Choice(room, fit, tuple(others[: CANDIDATES_MAX - 1]), ranking.counts.copy(), charge)
+        if over is None:
+            return Block(reserved_for=reserved_for)
+        return Block(over_quota=over[1], quota_of=over[0], reserved_for=reserved_for)
 
     def _set(self, room: NodeRoom) -> None:
         self._changes += 1
@@ -316,7 +283,7 @@ class Round:
         """
         after = self.state.settings.reserve_after_s
         waiting_since = max(job.queued_at, job.not_before_at)
-        if self.reserved or block.over_quota or after < 0 or self.now - waiting_since < after * S:
+        if self.reserved or block.quota_of is not None or after < 0 or self.now - waiting_since < after * S:
             return
         ranking = self.ranking(demand)
         nearest = []
@@ -368,10 +335,6 @@ class Round:
                     excluded={str(why): count for why, count in sorted(choice.excluded.items()) if count},
                 )
             )
-
-
-def _exceeds(amount: int, limit: int | None) -> bool:
-    return limit is not None and amount > limit
 
 
 def _lines(state: State, now: int) -> list[Line]:

@@ -150,7 +150,7 @@ def _could_start(state: State, demand: Demand) -> bool:
 def _changes(round_: Round, job: JobView, shape: Shape, block: Block) -> Iterator[Change]:
     """One change at a time to what was asked, each tried on the pool as the round leaves it."""
     demand = shape.demand
-    if block.is_frozen:
+    if block.is_frozen or block.is_cordoned:
         return
     if block.over_quota:
         # A queue that nobody announced has no limits.

@@ -1,0 +1,92 @@
+"""What queues hold as a round has it so far, against their limits and those of the queues above them."""
+
+from collections.abc import Mapping
+
+from apportion.contracts.ids import QueueId
+from apportion.placer.rooms import Demand, NodeRoom
+from apportion.pool import quota
+from apportion.pool.quota import Amounts, QueueView
+
+
+class Books:
+    """The queues of the folded state, and on top of them what the round has placed."""
+
+    def __init__(self, queues: Mapping[QueueId, QueueView]) -> None:
+        self._queues = queues
+        self._used: dict[QueueId, Amounts] = {}
+        self._lineages: dict[QueueId, tuple[QueueView, ...]] = {}
+
+    def lineage(self, queue: QueueId) -> tuple[QueueView, ...]:
+        """The queue and those above it, from below."""
+        found = self._lineages.get(queue)
+        if found is None:
+            found = self._lineages[queue] = tuple(quota.lineage(self._queues, queue))
+        return found
+
+    def used(self, queue: QueueId) -> Amounts:
+        """What runs of the queue, and below it, hold now. Not to be changed."""
+        found = self._used.get(queue)
+        if found is None:
+            view = self._queues.get(queue)
+            found = {} if view is None else view.used
+        return found
+
+    def limits(self, queue: QueueId | None) -> Amounts:
+        """The queue's own limits."""
+        view = None if queue is None else self._queues.get(queue)
+        return {} if view is None else view.limits
+
+    def charge(self, queue: QueueId, amounts: Mapping[str, int], sign: int = 1) -> None:
+        """Let the queue, and those above it, hold that much more, or less."""
+        for view in self.lineage(queue):
+            used = self._used.get(view.queue_id)
+            if used is None:
+                used = self._used[view.queue_id] = view.used.copy()
+            quota.add(used, amounts, sign)
+
+    def over(self, queue: QueueId, more: Mapping[str, int]) -> tuple[QueueId, tuple[str, ...]] | None:
+        """The lowest queue whose limits that much more would exceed, and which those are; None where it may be held."""
+        for view in self.lineage(queue):
+            if view.limits and (names := quota.exceeded(self.used(view.queue_id), more, view.limits)):
+                return view.queue_id, names
+        return None
+
+    def cordoned(self, queue: QueueId) -> QueueId | None:
+        """The queue, or the lowest above it, that is cordoned."""
+        return next((view.queue_id for view in self.lineage(queue) if view.is_cordoned), None)
+
+    def is_open(self, queue: QueueId, demand: Demand) -> bool:
+        """Whether a limit may hold on one device and not on another, as what is charged depends on the device."""
+        is_sized = not demand.is_whole and demand.memory_mib > 0
+        for view in self.lineage(queue):
+            for name in view.limits:
+                if name not in quota.RESOURCES or (not is_sized and name in {quota.COMPUTE, quota.MEMORY}):
+                    return True
+        return False
+
+
+def least_charge(demand: Demand) -> Amounts:
+    """What one job of this demand takes from its queue's limits wherever it goes, at least."""
+    slices = demand.devices * demand.replicas
+    least = {
+        quota.COMPUTE: demand.compute_milli * slices,
+        quota.MEMORY: demand.memory_mib * slices,
+        quota.CPU: demand.cpu_milli * demand.replicas,
+        quota.JOBS: 1,
+    }
+    if len(demand.models) == 1:
+        least[quota.of_model(demand.models[0])] = demand.compute_milli * slices
+    return {name: amount for name, amount in least.items() if amount}
+
+
+def charge_on(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> Amounts:
+    """What one replica on these devices takes from its queue's limits."""
+    charge: Amounts = {}
+    for place in picks:
+        device = room.devices[place]
+        compute = device.compute_milli if demand.is_whole else demand.compute_milli
+        memory = device.memory_mib if demand.is_whole else demand.memory_mib or device.memory_mib
+        quota.charge(charge, device.model, compute, memory)
+    if demand.cpu_milli:
+        charge[quota.CPU] = demand.cpu_milli
+    return charge
