@@ -30,7 +30,7 @@ from apportion.placer.state import (
 )
 from apportion.pool.state import JobView, Pool, run_of
 
-RULES: Final = "placer@1"
+RULES: Final = "placer@2"
 """Changes whenever a decision may come out another way for the same facts."""
 
 
