@@ -1,4 +1,4 @@
-"""``make bench``: the whole chain, the age of SQL answers, starting a process, and reading a request.
+"""``make bench``: the whole chain, the age of SQL answers, going back, starting a process, and reading a request.
 
 Of requests the good ones alone, and the good ones among as many hostile ones. And how long nobody decides after
 an author was killed or paused.
@@ -6,12 +6,13 @@ an author was killed or paused.
 
 import sys
 
-from bench import chain, decode_rate, failover, freshness, hostile_half, spawn_rate
+from bench import chain, decode_rate, failover, freshness, history, hostile_half, spawn_rate
 
 if __name__ == "__main__":
     for name, measurement in (
         ("chain", chain),
         ("freshness", freshness),
+        ("history", history),
         ("spawn_rate", spawn_rate),
         ("decode_rate", decode_rate),
         ("hostile_half", hostile_half),

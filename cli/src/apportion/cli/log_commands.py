@@ -1,4 +1,4 @@
-"""Commands about the event log: ask it, check its chain, decide everything again."""
+"""Commands about the event log: ask it, check its chain, go back to a moment, decide everything again."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ import click
 
 from apportion.cli.app import cli, place_of, pool_options, run
 from apportion.cli.exits import CommandFailed, Exit
-from apportion.cli.output import output_option, print_object, print_rows, say
+from apportion.cli.output import output_option, print_object, print_rows, say, to_json
 
 if TYPE_CHECKING:
     from apportion.cli.places import Place
@@ -88,6 +88,10 @@ def log_verify(file: str | None, output: str, data_dir: str | None, pool: str | 
 
 
 @cli.command()
+@click.option("--at", "at", metavar="TIME|SEQ", help="Show the pool as it was then.")
+@click.option("--from", "since", metavar="TIME|SEQ", help="Play the facts after this moment.")
+@click.option("--to", "until", metavar="TIME|SEQ", help="Stop playing there. Default: the log's end.")
+@click.option("--speed", default="1x", show_default=True, help="How fast to play: 100x, or max.")
 @click.option("--verify", "verify_it", is_flag=True, help="Recompute every decision and compare.")
 @click.option(
     "--file", "file", type=click.Path(dir_okay=False, exists=True), help="This log file instead of the pool's."
@@ -95,20 +99,94 @@ def log_verify(file: str | None, output: str, data_dir: str | None, pool: str | 
 @output_option
 @pool_options
 def replay(
-    *, verify_it: bool, file: str | None, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
+    *,
+    at: str | None,
+    since: str | None,
+    until: str | None,
+    speed: str,
+    verify_it: bool,
+    file: str | None,
+    output: str,
+    data_dir: str | None,
+    pool: str | None,
+    bus_url: str | None,
 ) -> int:
-    """Decide everything again from the log file alone, no bus needed.
+    """The pool as it was, from the log file alone, no bus needed: --at a moment, played --from one, or --verify all.
 
-    Ends with 9 where a decision comes out otherwise.
+    TIME is an instant (2026-09-01T03:12:00Z; UTC where no zone is said), +00:10 after the first fact, or -15m before
+    the last; SEQ a sequence in the stream of facts. --verify makes every decision again, and ends with 9 where one
+    comes out otherwise. Nothing here can act: no bus is spoken to, unless a running pool is asked for a copy of its
+    log.
     """
+    asked = [name for name, given in (("--at", at), ("--from", since), ("--verify", verify_it)) if given]
+    if len(asked) != 1 or (until is not None and since is None):
+        raise CommandFailed(
+            f"expected one of --at, --from and --verify (--to goes with --from), found {' and '.join(asked) or 'none'}",
+            code=Exit.USAGE,
+            hint="apportion replay --at -15m",
+        )
+    place = place_of(data_dir, pool, bus_url)
+    path, folds = (Path(file), None) if file else (_log_to_read(place), _folds_of(place))
+    if verify_it:
+        return _verify(path, output)
+    if at is not None:
+        _show_past(path, folds, at, output)
+    else:
+        _play(path, folds, span=(since or "", until), speed=speed, output=output)
+    return Exit.OK
+
+
+def _verify(path: Path, output: str) -> int:
     from apportion.cli.replaying import replay_all, replay_lines
 
-    if not verify_it:
-        raise CommandFailed("expected --verify, found nothing to do", code=Exit.USAGE, hint="apportion replay --verify")
-    path = Path(file) if file else _log_to_read(place_of(data_dir, pool, bus_url))
     report = replay_all(path)
     print_object(report, kind="replay", output=output, text=lambda: "\n".join(replay_lines(report)))
     return Exit.OK if not report["differences"] else Exit.INTEGRITY
+
+
+def _show_past(path: Path, folds: Path | None, at: str, output: str) -> None:
+    from apportion.cli import past
+    from apportion.monitor.history import History
+
+    with History.open(path, folds=folds) as history:
+        then = history.at_seq(past.moment_of(history, at, option="--at"))
+    print_object(past.content(then, path), kind="pool", output=output, text=lambda: "\n".join(past.lines(then)))
+
+
+def _play(path: Path, folds: Path | None, *, span: tuple[str, str | None], speed: str, output: str) -> None:
+    from apportion.cli import past
+    from apportion.monitor.history import History
+
+    times = past.speed_of(speed)
+    since, until = span
+    with History.open(path, folds=folds) as history:
+        first = past.moment_of(history, since, option="--from")
+        last = history.last_seq if until is None else past.moment_of(history, until, option="--to")
+        if last < first:
+            raise CommandFailed(
+                f"--to: expected a moment at or after --from (fact {first}), found fact {last}", code=Exit.USAGE
+            )
+        is_table = output in {"table", "wide"}
+        if is_table:
+            print(past.headline(history.at_seq(first)), flush=True)
+        played = (past.fact_shown(*one) for one in past.play(history, first=first, last=last, speed=times))
+        if output == "json":
+            print_rows(list(played), kind="facts", output=output, columns=(), extra={"path": str(path)})
+            return
+        for fact in played:
+            print(
+                fact["seq"] if output == "name" else past.fact_line(fact) if is_table else to_json(fact, indent=None),
+                flush=True,
+            )
+        if is_table:
+            print(past.headline(history.at_seq(last)))
+
+
+def _folds_of(place: "Place") -> Path:
+    """Where folds of the pool's log are kept, whichever copy of it is read."""
+    from apportion.cli.places import log_file
+
+    return log_file(place.data_dir, place.pool).with_suffix(".folds")
 
 
 def _log_to_read(place: "Place") -> Path:

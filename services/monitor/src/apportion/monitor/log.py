@@ -669,6 +669,22 @@ def _wrong(row: Sequence[Any], ordinal: int, previous: bytes, last: dict[Stream,
     return None
 
 
+_STORED_COLUMNS: Final = "ordinal, stream_seq, recorded_at, subject, headers, payload"
+
+
+def _stored(stream: Stream, row: Sequence[Any]) -> Stored:
+    ordinal, seq, at, subject, headers, payload = row
+    return Stored(
+        ordinal=ordinal,
+        stream=stream,
+        seq=seq,
+        recorded_at=at,
+        subject=subject,
+        headers=None if headers is None else json.loads(headers),
+        body=payload,
+    )
+
+
 def messages_of(path: Path, stream: Stream, *, rows: int = 20_000) -> Iterator[Stored]:
     """Every message of one stream that the log at ``path`` holds, in stream order.
 
@@ -679,20 +695,12 @@ def messages_of(path: Path, stream: Stream, *, rows: int = 20_000) -> Iterator[S
         after = 0
         while True:
             found = connection.execute(
-                "SELECT ordinal, stream_seq, recorded_at, subject, headers, payload FROM events "
+                f"SELECT {_STORED_COLUMNS} FROM events "
                 "WHERE stream = ? AND stream_seq > ? AND stream_seq <= ? ORDER BY stream_seq",
                 [stream.value, after, after + rows],
             ).fetchall()
-            for ordinal, seq, at, subject, headers, payload in found:
-                yield Stored(
-                    ordinal=ordinal,
-                    stream=stream,
-                    seq=seq,
-                    recorded_at=at,
-                    subject=subject,
-                    headers=None if headers is None else json.loads(headers),
-                    body=payload,
-                )
+            for row in found:
+                yield _stored(stream, row)
             if not found:
                 return
             after += rows
@@ -700,6 +708,76 @@ def messages_of(path: Path, stream: Stream, *, rows: int = 20_000) -> Iterator[S
         raise LogDamaged(path=path, detail=_first_line(err)) from err
     finally:
         connection.close()
+
+
+FactRow = tuple[int, int, str, str | None, str, int | None, int | None, int | None, str | None, str | None, bytes]
+"""A fact's row, as far as a fold needs it: _FACT_COLUMNS."""
+_FACT_COLUMNS: Final = (
+    "stream_seq, recorded_at, type, event_id, author, basis_facts, basis_wishes, decided_at, policy, parse_error, "
+    "payload"
+)
+
+
+class LogFile:
+    """A log that nobody writes, kept open for several readings."""
+
+    def __init__(self, path: Path, connection: "duckdb.DuckDBPyConnection") -> None:
+        self.path = path
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Raises LogUnavailable."""
+        return cls(path, open_read_only(path))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def ask(self, question: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Rows of one of our own questions. Raises LogDamaged."""
+        try:
+            return self._connection.execute(question, list(parameters)).fetchall()
+        except duckdb.Error as err:
+            raise LogDamaged(path=self.path, detail=_first_line(err)) from err
+
+    def last_seq(self, stream: Stream, *, until: int | None = None) -> int:
+        """The stream's newest sequence, or its newest that was recorded at ``until`` or before; 0 for none."""
+        question = "SELECT coalesce(max(stream_seq), 0) FROM events WHERE stream = ?"
+        if until is None:
+            return int(self.ask(question, [stream.value])[0][0])
+        return int(self.ask(f"{question} AND recorded_at <= ?", [stream.value, until])[0][0])
+
+    def span(self, stream: Stream) -> tuple[int, int]:
+        """When the stream's first and last message were recorded; 0, 0 for none."""
+        ((first, last),) = self.ask(
+            "SELECT coalesce(min(recorded_at), 0), coalesce(max(recorded_at), 0) FROM events WHERE stream = ?",
+            [stream.value],
+        )
+        return int(first), int(last)
+
+    def hash_of(self, stream: Stream, seq: int) -> bytes | None:
+        """The chain's hash at a row; None where there is none."""
+        found = self.ask("SELECT hash FROM events WHERE stream = ? AND stream_seq = ?", [stream.value, seq])
+        return bytes(found[0][0]) if found else None
+
+    def facts(self, *, after: int, to: int, rows: int = 20_000) -> "Iterator[FactRow]":
+        """Facts after one sequence up to another, in order. Raises LogDamaged."""
+        while after < to:
+            upto = min(to, after + rows)
+            yield from self.ask(
+                f"SELECT {_FACT_COLUMNS} FROM events WHERE stream = 'facts' AND stream_seq > ? AND stream_seq <= ? "
+                "ORDER BY stream_seq",
+                [after, upto],
+            )
+            after = upto
+
+    def message(self, stream: Stream, seq: int) -> Stored:
+        """One message as it came."""
+        (row,) = self.ask(
+            f"SELECT {_STORED_COLUMNS} FROM events WHERE stream = ? AND stream_seq = ?", [stream.value, seq]
+        )
+        return _stored(stream, row)
 
 
 def views() -> list[tuple[str, str]]:

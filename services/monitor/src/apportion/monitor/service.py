@@ -12,16 +12,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from apportion.contracts import subjects
-from apportion.contracts.codec import encode_body
 from apportion.contracts.fields import PLAIN
 from apportion.contracts.ids import JobId, tenant_of_job
 from apportion.monitor import schemas, sql
 from apportion.monitor.auditing import Recorder
 from apportion.monitor.log import Answer, EventLog, LogError
 from apportion.monitor.replicas import Replicas
+from apportion.monitor.shown import job_shown, node_shown
 from apportion.monitor.sql_worker import plain
 from apportion.monitor.writer import LogWriter
-from apportion.pool.state import JobState, JobView, NodeView, Pool, RunView
+from apportion.pool.state import JobState, Pool
 from apportion.runtime.clock import Clock
 from apportion.runtime.stream import Bus
 
@@ -157,8 +157,8 @@ class QueryService:
             ),
             key=lambda job: job.admitted_seq,
         )
-        shown = [_job(job) for job in live[: asked.limit]]
-        return {"as_of": _as_of(pool), "jobs": shown, "total": len(live), "truncated": len(shown) < len(live)}
+        jobs = [job_shown(job) for job in live[: asked.limit]]
+        return {"as_of": _as_of(pool), "jobs": jobs, "total": len(live), "truncated": len(jobs) < len(live)}
 
     async def _ended(self, asked: JobsAsked) -> dict[str, Any]:
         kinds = "('JobSucceeded.v1', 'JobFailed.v1', 'JobCancelled.v1', 'JobExpired.v1')"
@@ -193,7 +193,7 @@ class QueryService:
             "as_of": _as_of(pool),
             "job_id": job_id,
             "tenant": tenant_of_job(job_id),
-            "job": None if live is None else _job(live, with_spec=True),
+            "job": None if live is None else job_shown(live, with_spec=True),
             "events": events[: asked.limit],
             "truncated": len(events) > asked.limit,
         }
@@ -202,8 +202,8 @@ class QueryService:
         """``nodes`` with their devices and what is held of them."""
         del asked
         pool = self._pool()
-        shown = [_node(node) for _, node in sorted(pool.nodes.items())]
-        return {"as_of": _as_of(pool), "frozen": pool.frozen, "nodes": shown}
+        nodes = [node_shown(node) for _, node in sorted(pool.nodes.items())]
+        return {"as_of": _as_of(pool), "frozen": pool.frozen, "nodes": nodes}
 
     async def status(self, asked: NothingAsked) -> dict[str, Any]:
         """How far the log stands behind the bus, the head of its chain, and how many of each type it holds."""
@@ -282,75 +282,3 @@ def _as_objects(answer: Answer) -> list[dict[str, Any]]:
 
 def _parsed(body: Any) -> Any:
     return msgspec.Raw(body.encode()) if isinstance(body, str) else body
-
-
-def _job(job: JobView, *, with_spec: bool = False) -> dict[str, Any]:
-    reason = job.pending_fact
-    shown: dict[str, Any] = {
-        "job_id": job.job_id,
-        "tenant": job.tenant,
-        "queue": job.spec.queue,
-        "state": job.state.value,
-        "attempt": job.attempt,
-        "requested_at": job.requested_at,
-        "queued_at": job.queued_at,
-        "first_started_at": job.first_started_at,
-        "replicas": job.spec.replicas,
-        "devices": job.spec.devices,
-        "compute_milli": job.spec.compute_milli,
-        "memory_mib": job.spec.memory_mib,
-        "runs": [_run(run) for run in job.runs.values()],
-        "pending": job.pending.value if job.state is JobState.QUEUED else None,
-        "pending_since_at": job.pending_since_at if job.state is JobState.QUEUED else None,
-        "pending_reason": None if reason is None else msgspec.Raw(encode_body(reason)),
-        "stop": None if job.stop is None else job.stop.value,
-    }
-    return {**shown, "spec": job.spec} if with_spec else shown
-
-
-def _run(run: RunView) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "node_id": run.node_id,
-        "state": run.state.value,
-        "slices": run.slices,
-        "placed_at": run.placed_at,
-        "started_at": run.started_at,
-        "finished_at": run.finished_at,
-        "cause": None if run.cause is None else run.cause.value,
-        "exit_code": run.exit_code,
-        "holds": run.holds,
-    }
-
-
-def _node(node: NodeView) -> dict[str, Any]:
-    return {
-        "node_id": node.node_id,
-        "state": node.state.value,
-        "cordon": None if node.cordon is None else node.cordon.value,
-        "epoch": node.epoch,
-        "session": node.session,
-        "simulated": node.simulated,
-        "driver_version": node.driver_version,
-        "labels": node.labels,
-        "cpu_milli": node.cpu_milli,
-        "used_cpu_milli": node.used_cpu_milli,
-        "memory_mib": node.memory_mib,
-        "used_memory_mib": node.used_memory_mib,
-        "runs": sorted(node.runs),
-        "devices": [
-            {
-                "uuid": view.device.uuid,
-                "index": view.device.index,
-                "model": view.device.model,
-                "health": view.device.health.value,
-                "modes": view.device.modes,
-                "compute_milli": view.device.compute_milli,
-                "used_compute_milli": view.used_compute_milli,
-                "memory_mib": view.device.memory_mib,
-                "used_memory_mib": view.used_memory_mib,
-                "runs": sorted(view.runs),
-            }
-            for view in sorted(node.devices.values(), key=lambda view: view.device.index)
-        ],
-    }
