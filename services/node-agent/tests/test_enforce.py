@@ -70,8 +70,16 @@ class Bench:
         self.uuid = self.inventory.devices[0].uuid
         self.holders: list[subprocess.Popen[str]] = []
 
-    def an_mps(self) -> Mps:
-        return Mps(self.devices, self.watchdog, directory=self.directory / "mps", path=self.path, env=self.node_env)
+    def an_mps(self, *partitions: int) -> Mps:
+        directory = self.directory / "mps"
+        return Mps(
+            self.devices,
+            self.watchdog,
+            directory=directory,
+            path=self.path,
+            env=self.node_env,
+            partitions=partitions,
+        )
 
     def a_slice(self, mode: Mode, **changes: Any) -> Slice:
         return Slice(**{"device_uuid": self.uuid, "compute_milli": 250, "memory_mib": 2048, "mode": mode, **changes})
@@ -113,9 +121,12 @@ class Holder:
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    driver = getattr(request, "param", "580")
     with tempfile.TemporaryDirectory(prefix="na-") as directory:
-        simulated = SimulatedNode(NodeId("node-1"), state_dir=Path(directory), devices=1, profile="a100-40")
+        simulated = SimulatedNode(
+            NodeId("node-1"), state_dir=Path(directory), devices=1, profile="a100-40", driver=driver
+        )
         await simulated.open()
         with open_devices(simulated.socket_path) as devices:
             one = Bench(simulated, devices, Path(directory))
@@ -312,3 +323,36 @@ async def test_an_idle_daemon_gives_way_to_an_exclusive_run(bench: Bench) -> Non
     await bench.slices.release(A, (piece,))
     await bench.slices.apply(B, (bench.a_slice(Mode.EXCLUSIVE),))
     assert not (bench.directory / "mps" / "0" / f"{CONTROL}.pid").exists()
+
+
+@pytest.mark.parametrize("bench", ["590"], indirect=True)
+async def test_runs_get_the_smallest_partition_that_holds_them(bench: Bench) -> None:
+    """Exclusive SMs, which a newer agent finds again; who finds none is told so, and gets nothing."""
+    mps = bench.an_mps(500, 250)
+    large = await mps.apply(A, bench.a_slice(Mode.MPS, compute_milli=300))
+    assert observed(large)["compute"] == (300, 444, 444, "mps_sm_partition")
+    small = await mps.apply(B, bench.a_slice(Mode.MPS, compute_milli=250))
+    holders = [bench.hold(run, dict(set_up.env)) for run, set_up in ((A, large), (B, small))]
+    assert [holder.greeting for holder in holders] == [["mps", "48"], ["mps", "24"]]
+    with pytest.raises(EnforcementFailed, match="SM partition"):
+        await mps.apply(RunId("acme/c/0/1"), bench.a_slice(Mode.MPS, compute_milli=250))
+    later = bench.an_mps(500, 250)
+    later.started(A, bench.a_slice(Mode.MPS, compute_milli=300), holders[0].pid)
+    holders[1].process.kill()
+    holders[1].process.wait()
+    again = await later.apply(B, bench.a_slice(Mode.MPS, compute_milli=250))
+    assert again.env["CUDA_MPS_SM_PARTITION"] == small.env["CUDA_MPS_SM_PARTITION"]
+
+
+async def test_a_new_agent_ends_the_daemon_that_nobody_uses(bench: Bench) -> None:
+    """Whatever killed the old one; a daemon that serves a run stays."""
+    await bench.slices.apply(A, (bench.a_slice(Mode.MPS),))
+    pid_file = bench.directory / "mps" / "0" / f"{CONTROL}.pid"
+    pid = int(pid_file.read_text())
+    await bench.an_mps().recover({bench.uuid})
+    os.kill(pid, 0)
+    await bench.an_mps().recover(())
+    assert not pid_file.exists()
+    with contextlib.suppress(FileNotFoundError):  # Nobody may have buried it yet.
+        assert " Z " in Path(f"/proc/{pid}/stat").read_text()
+    assert list(bench.devices.processes(bench.uuid)) == []

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import pytest
 
-from apportion.contracts.causes import DeviceHealth, Mode, RunCause, StopCause
+from apportion.contracts.causes import SPENDS_NO_RETRY, DeviceHealth, Mode, RunCause, StopCause
 from apportion.contracts.events import (
     DeviceHealthChanged,
     Fact,
@@ -254,6 +254,34 @@ async def test_an_mps_run_is_taken_off_its_server_before_it_is_killed(world: Wor
         finished = await agent.until(lambda: world.first(RunFinished, RunId("acme/good/0/1")))
         assert finished.cause is RunCause.SUCCESS
         await agent.until(lambda: True if len(world.facts(RunReleased)) == 2 else None)
+
+
+@pytest.mark.parametrize("crash", ["illegal access", "killed with work in flight"])
+async def test_a_failed_fault_domain_is_attributed_and_replaced(world: World, crash: str) -> None:
+    """The offender's end is its own; its neighbour's costs no retry; the next run finds a working device."""
+    async with Agent(world, "s1") as agent:
+        mps = {"mode": Mode.MPS}
+        world.append(a_workload(agent, "good", "train", "--seconds", "60", "--step-ms", "20", **mps))
+        options = ["--illegal-access-after", "0.3"] if crash == "illegal access" else []
+        world.append(a_workload(agent, "bad", "train", "--seconds", "60", "--step-ms", "100", *options, **mps))
+        await agent.until(lambda: True if len(world.facts(RunStarted)) == 2 else None)
+        device = agent.uuids[0]
+        if crash != "illegal access":
+            await agent.until(
+                lambda: True if [p.is_mps_client for p in agent.devices.processes(device)].count(True) == 2 else None
+            )
+            await agent.until(lambda: True if len(agent.devices.sm_percent_by_pid(device)) == 2 else None)
+            os.kill(next(fact.pid for fact in world.facts(RunStarted) if "bad" in fact.run_id), signal.SIGKILL)
+        bad = await agent.until(lambda: world.first(RunFinished, RunId("acme/bad/0/1")))
+        good = await agent.until(lambda: world.first(RunFinished, RunId("acme/good/0/1")))
+        assert bad.cause is (RunCause.USER_ERROR if crash == "illegal access" else RunCause.KILLED)
+        assert good.cause is RunCause.FAULT_DOMAIN_FAILED
+        assert good.cause in SPENDS_NO_RETRY
+        assert good.detail.endswith("caused by acme/bad/0/1")
+        await agent.until(lambda: True if len(world.facts(RunReleased)) == 2 else None)
+        world.append(a_workload(agent, "next", "train", "--seconds", "0.05", **mps))
+        finished = await agent.until(lambda: world.first(RunFinished, RunId("acme/next/0/1")))
+        assert finished.cause is RunCause.SUCCESS
 
 
 async def test_a_program_that_does_not_exist_is_a_failed_start(world: World) -> None:

@@ -48,13 +48,36 @@ def test_a_cap_makes_a_wide_kernel_slower() -> None:
     assert ends_of(clock) == {1: 2000}
 
 
-def test_clients_without_caps_share_the_sms_and_small_kernels_get_theirs() -> None:
+def test_clients_without_caps_crowd_each_other_by_what_they_want() -> None:
+    """So a hog harms a neighbour whose kernels would have fitted beside it: nothing was configured against that."""
     clock = a_clock((1, "mps", 100), (2, "mps", 100))
     clock.submit(1, 20, 500, 0)
     clock.submit(2, 100, 500, 0)
+    assert ends_of(clock) == {1: pytest.approx(600), 2: pytest.approx(600)}
+
+
+def test_the_sms_of_a_partition_are_its_own() -> None:
+    clock = a_clock((9, "other", 100))
+    clock.open(1, "mps", 100, 0, partition="a")
+    clock.open(2, "mps", 100, 0, partition="b")
+    clock.open(3, "mps", 100, 0)
+    clock.keep("mps", {"a": 40, "b": 24}, 0)
+    for stream in (1, 2, 3):
+        clock.submit(stream, 100, 360, 0)
     ends = ends_of(clock)
-    assert ends[1] == 500
-    assert ends[2] == pytest.approx(600)  # 80 SMs for 500 us, then all of them for what was left.
+    assert ends == {1: pytest.approx(900), 2: pytest.approx(1500), 3: pytest.approx(1000)}
+
+
+@pytest.mark.parametrize(("bound", "with_hog"), [("sm", 500), ("l2", 750), ("dram", 1000)])
+def test_cache_and_bandwidth_are_shared_however_the_sms_are_split(bound: str, with_hog: int) -> None:
+    """Alone a kernel takes what it says, whatever it is bound by."""
+    clock = a_clock((1, "mps", 50), (2, "mps", 50))
+    clock.submit(1, 50, 500, 0, bound=bound)
+    assert ends_of(clock) == {1: pytest.approx(500)}
+    clock = a_clock((1, "mps", 50), (2, "mps", 50))
+    clock.submit(1, 50, 500, 0, bound=bound)
+    clock.submit(2, 50, 900_000, 0, bound=bound)
+    assert ends_of(clock)[1] == pytest.approx(with_hog)
 
 
 def test_a_neighbour_that_leaves_gives_its_turns_back() -> None:

@@ -12,7 +12,7 @@ from apportion.node_agent.simgpu.model import (
     SimNode,
 )
 from apportion.node_agent.simgpu.mps import control
-from apportion.node_agent.simgpu.profiles import profiles
+from apportion.node_agent.simgpu.profiles import DRIVERS, profiles
 
 PIPE = "/run/mps-0"
 SERVER_PID = 501
@@ -37,6 +37,7 @@ def a_client(node: SimNode, pid: int, *, pipe: str = "/tmp/nvidia-mps", **env: s
         pipe_directory=pipe,
         thread_percentage=env.get("percentage"),
         pinned_limit=env.get("pinned"),
+        partition=env.get("partition"),
     )
 
 
@@ -249,3 +250,76 @@ def test_forty_eight_clients_fit_and_no_more() -> None:
     with pytest.raises(DriverError) as refused:
         a_client(node, 200, pipe=PIPE)
     assert code_of(refused) == "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
+
+
+def partitioned(node: SimNode, *chunks: int) -> list[str]:
+    daemon = node.add_daemon(PIPE, 500, node.devices[0].uuid, is_partitioned=True)
+    node.add_server(daemon, SERVER_PID)
+    return [control(node, daemon, f"sm_partition add {node.devices[0].uuid} {one}", 0).text for one in chunks]
+
+
+def a_newer_node(branch: str) -> SimNode:
+    version, cuda = DRIVERS[branch]
+    major, _, minor = cuda.partition(".")
+    return SimNode(
+        node_name="node-1",
+        profile=profiles()["h100-80"],
+        devices=1,
+        driver_version=version,
+        cuda_version=int(major) * 1000 + int(minor) * 10,
+    )
+
+
+def test_static_partitions_come_with_cuda_13_1() -> None:
+    with pytest.raises(DriverError, match=r"13\.1"):
+        partitioned(a_node(), 4)
+    node = a_newer_node("590")
+    first, second = partitioned(node, 8, 4)
+    one, two = (a_client(node, pid, pipe=PIPE, partition=name) for pid, name in ((1, first), (2, second)))
+    assert [node.sms_of(client, node.devices[0]) for client in (one, two)] == [64, 32]
+    with pytest.raises(DriverError, match="no SM partition"):
+        a_client(node, 3, pipe=PIPE)
+    with pytest.raises(DriverError, match="clients"):
+        control(node, node.daemons[PIPE], f"sm_partition rm {first}", 0)
+
+
+@pytest.mark.parametrize(("branch", "harmed"), [("590", True), ("610", False)])
+def test_a_fault_stays_within_its_partition_from_driver_610_on(branch: str, harmed: bool) -> None:
+    node = a_newer_node(branch)
+    names = partitioned(node, 4, 4)
+    bad, good = (a_client(node, pid, pipe=PIPE, partition=name) for pid, name in enumerate(names))
+    node.context(good, 0, 0)
+    node.illegal_access(node.context(bad, 0, 0), 0)
+    assert (good.fault is not None) == harmed
+    assert (bad.fault, node.daemons[PIPE].server.faulted) == ("CUDA_ERROR_ILLEGAL_ADDRESS", harmed)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("is_busy", "is_clean", "harmed"), [(1, False, True), (1, True, False), (0, False, False)])
+def test_a_client_killed_with_work_in_flight_wedges_its_server(is_busy: int, is_clean: bool, harmed: bool) -> None:
+    """Its neighbours fail, and the server goes on to say that it is active."""
+    node = a_node()
+    daemon = with_mps(node)
+    bad, good = a_client(node, 1, pipe=PIPE), a_client(node, 2, pipe=PIPE)
+    node.context(good, 0, 0)
+    context = node.context(bad, 0, 0)
+    for _ in range(is_busy):
+        context.device.clock.submit(context.number, 10, 1000, 0)
+    assert node.disconnect(bad, 5, is_clean=is_clean) == ([good] if harmed else [])
+    assert control(node, daemon, f"get_server_status {SERVER_PID}", 5).text == "ACTIVE"
+    assert control(node, daemon, f"terminate_client {SERVER_PID} 2", 5).never_answers == harmed
+
+
+def test_mig_instances_fail_apart() -> None:
+    """Each has its own memory and its own faults, though the board reports them."""
+    node = a_newer_node("580")
+    device = node.devices[0]
+    node.set_mig_mode(device, enabled=True)
+    instances = [node.create_instance(device, 19, start, 1) for start in (0, 1)]
+    for instance in instances:
+        node.create_compute(instance)
+    bad, good = (a_client(node, pid, visible=one.uuid) for pid, one in enumerate(instances))
+    node.illegal_access(node.context(bad, 0, 0), 0)
+    assert node.allocate(node.context(good, 0, 0), 9000)
+    assert (node.events[-1].device, node.events[-1].instance) == (0, instances[0].number)
+    with pytest.raises(DriverError, match="contexts"):
+        node.destroy_compute(instances[0])

@@ -20,7 +20,9 @@ from msgspec import Meta
 from apportion.contracts import subjects
 from apportion.contracts.causes import DeviceHealth, Mode
 from apportion.contracts.ids import DeviceUuid, NodeId, PoolId, agent_author
+from apportion.contracts.units import MILLI_PER_DEVICE
 from apportion.node_agent import core
+from apportion.node_agent.capabilities import MPS_PARTITIONS
 from apportion.node_agent.enforce.exclusive import Exclusive
 from apportion.node_agent.enforce.mig import Mig
 from apportion.node_agent.enforce.mps import Mps
@@ -68,6 +70,8 @@ class AgentSettings(Common, frozen=True, kw_only=True):
     """How often the agent says that it is alive."""
     inventory_s: Annotated[int, Meta(ge=1, le=86_400)] = 30
     """How often devices, driver and probes are looked at again."""
+    mps_sm_partitions: Annotated[str, Meta(pattern="^([1-9][0-9]{0,3}(,[1-9][0-9]{0,3}){0,15})?$")] = ""
+    """Split the SMs of shared devices into such parts for good, in thousandths, as in 500,250,250; empty: don't."""
     watchdog_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
     """How often device memory is looked at; a run is ended after two looks over its limit."""
 
@@ -104,7 +108,12 @@ class Agent:
             mig = Mig(devices, watchdog, directory=self._state_dir / "mig")
             inventory = self._inventory_now(devices, mig)
             mps = Mps(
-                devices, watchdog, directory=self._state_dir / "mps", path=path, env={"HOME": "/", **self._node_env()}
+                devices,
+                watchdog,
+                directory=self._state_dir / "mps",
+                path=path,
+                env={"HOME": "/", **self._node_env()},
+                partitions=self._partitions(inventory),
             )
             enforcers: dict[Mode, Enforcer] = {
                 Mode.EXCLUSIVE: Exclusive(devices, end_idle_mps=mps.end_idle),
@@ -156,6 +165,7 @@ class Agent:
             adopted = await shell.adopt(reactor.session)
             # What an earlier agent made for a run that doesn't live goes before anything new is made.
             left = await mig.reconcile({one.run_id for one in adopted.found if one.started is not None})
+            await mps.recover(shell.mps_devices())
             reactor.feed(adopted)
             background = {
                 "inventory": self._follow_inventory(reactor, devices, mig, slices, inventory),
@@ -191,7 +201,7 @@ class Agent:
             asyncio.create_task(
                 self._look(bus, shell, reactor=reactor, devices=devices, inventory=inventory), name="watchdog"
             ),
-            asyncio.create_task(self._watch_xids(reactor, devices, inventory), name="xids"),
+            asyncio.create_task(self._watch_xids(reactor, devices, inventory, shell), name="xids"),
             asyncio.ensure_future(shell.failure),
         }
         beside = [asyncio.create_task(work, name=name) for name, work in background.items()]
@@ -205,6 +215,22 @@ class Agent:
             for task in (loop_task, *helpers, *beside):
                 task.cancel()
             await asyncio.gather(loop_task, *helpers, *beside, return_exceptions=True)
+
+    def _partitions(self, inventory: core.Inventory) -> tuple[int, ...]:
+        text = self._settings.mps_sm_partitions
+        if not text:
+            return ()
+        parts = tuple(map(int, text.split(",")))
+        if sum(parts) > MILLI_PER_DEVICE:
+            raise AgentRefused(
+                f"mps_sm_partitions: {text} is more than {MILLI_PER_DEVICE}: give the parts of one device"
+            )
+        if inventory.capabilities[MPS_PARTITIONS] != "yes":
+            raise AgentRefused(
+                f"mps_sm_partitions: driver {inventory.driver_version} has no static partitions (CUDA 13.1 and later "
+                f"have): leave the setting out, or put a newer driver in"
+            )
+        return parts
 
     def _inventory_now(self, devices: Devices, mig: Mig) -> core.Inventory:
         return inventory_of(
@@ -378,7 +404,9 @@ class Agent:
                         )
                     )
 
-    async def _watch_xids(self, reactor: "Reactor[core.State]", devices: Devices, inventory: core.Inventory) -> None:
+    async def _watch_xids(
+        self, reactor: "Reactor[core.State]", devices: Devices, inventory: core.Inventory, shell: Shell
+    ) -> None:
         """Device faults as the driver reports them. The wait is in a thread: the library's call blocks."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(NvmlFailed):
@@ -393,6 +421,7 @@ class Agent:
             if seen is None:
                 continue
             log.warning("xid", device=seen.uuid, xid=seen.xid)
+            shell.suspect(seen.uuid, seen.xid)
             if seen.xid == XID_LOST:
                 self._lost.add(seen.uuid)  # Back once it answers; after the others only a reset helps.
             if seen.xid in FAILING_XIDS:

@@ -52,6 +52,7 @@ RULES: Final = (
     "exit-77-is-out-of-memory",
     "release-after-the-devices-show-nothing",
     "remove-after-the-release-was-folded",
+    "victim-of-a-failed-fault-domain-is-not-its-own-failure",
 )
 POLICY: Final = "node-agent@1#" + hashlib.sha256("\n".join(RULES).encode()).hexdigest()[:12]
 
@@ -129,6 +130,8 @@ class ProcessExited(Struct, frozen=True, kw_only=True):
     peak_memory_mib: int | None = None
     out_of_memory: bool = False
     """The device or the host refused it memory, whatever its exit code."""
+    is_victim: bool = False
+    """Its fault domain had failed, and not by its doing (``detail`` has the evidence)."""
     detail: str = ""
 
 
@@ -754,6 +757,8 @@ def _own_cause(end: ProcessExited) -> RunCause:
         return RunCause.NODE_LOST
     if end.exit_code == 0:
         return RunCause.SUCCESS
+    if end.is_victim:
+        return RunCause.FAULT_DOMAIN_FAILED
     if end.out_of_memory or end.exit_code == OUT_OF_MEMORY_EXIT:
         return RunCause.OUT_OF_MEMORY
     return RunCause.KILLED if end.signal is not None else RunCause.USER_ERROR

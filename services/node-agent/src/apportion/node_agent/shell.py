@@ -12,12 +12,14 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final, assert_never
 
+import msgspec
 import structlog
 
 from apportion.contracts.causes import Mode, RunCause
 from apportion.contracts.events import RunPlaced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import core, run_records
+from apportion.node_agent.enforce.fault_domains import DomainFailed
 from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import EnforcementFailed, Slices
 from apportion.node_agent.enforce.watchdog import Escape, Offence, Watchdog
@@ -70,6 +72,7 @@ class Shell:
         """What the next look at the devices is for."""
         self._slices_of: dict[RunId, tuple[Slice, ...]] = {}
         self._processes_of: dict[RunId, StartedProcess] = {}
+        self._stopping: set[RunId] = set()
         self.feed: Callable[[core.Observation], None] = lambda _: None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails where an instruction ended in an error that nobody foresaw: then the agent has to begin anew."""
@@ -96,7 +99,7 @@ class Shell:
             if ended.run_id in self._starting:
                 self._starting[ended.run_id] = ended
             else:
-                self._tell_end(ended)
+                self._take_end(ended)
 
     async def close(self) -> None:
         """Finish what is being taken down, for a moment; the runs go on, and what was cut short is found again."""
@@ -130,7 +133,7 @@ class Shell:
         self.feed(observation)
         ended = self._starting.pop(run)
         if ended is not None and isinstance(observation, core.ProcessStarted):
-            self._tell_end(ended)
+            self._take_end(ended)
 
     async def _started(self, order: RunPlaced) -> core.ProcessStarted | core.StartFailed | core.ProcessExited:
         run = order.run_id
@@ -168,7 +171,7 @@ class Shell:
         )
 
     async def _stop(self, run: RunId, grace_s: int) -> None:
-        devices = {piece.device_uuid for piece in self._slices_of.get(run, ()) if piece.mode is Mode.MPS}
+        devices = self._mps_devices(run)
         process = self._processes_of.get(run)
         if self._mps is not None and devices and process is not None:
             if grace_s > 0:
@@ -178,8 +181,11 @@ class Shell:
                     await asyncio.wait_for(self._processes.ended(run), grace_s)
                     return
             for device in sorted(devices):
-                await self._mps.terminate(device, {process.pid, *self._watchdog.pids_of(run)})
+                failed = await self._mps.terminate(device, {process.pid, *self._watchdog.pids_of(run)})
+                if failed is not None:
+                    self._tell_failed_domain(failed, but=run)
             grace_s = 0
+        self._stopping.add(run)
         await self._processes.stop(run, grace_s=grace_s)
 
     async def _release_all(self) -> None:
@@ -211,6 +217,7 @@ class Shell:
             return False
         self._processes_of.pop(run, None)
         self._slices_of.pop(run, None)
+        self._stopping.discard(run)
         self.feed(core.SlicesReleased(run_id=run, at=self._clock.now()))
         return True
 
@@ -252,8 +259,55 @@ class Shell:
         ours = {process.pid, *self._watchdog.pids_of(run)}
         return {pid for pid in on_device & ours if not _is_another(pid, process)}
 
-    def _tell_end(self, ended: RunEnded) -> None:
-        self.feed(self._end(ended.run_id, ended.end))
+    def suspect(self, device: DeviceUuid, xid: int) -> None:
+        """The device reported a fault: see whether those who share it still can."""
+        if self._mps is not None and self._mps.runs_on(device):
+            self._mps.reported(device, xid)
+            self._go(self._examine(device))
+
+    async def _examine(self, device: DeviceUuid) -> None:
+        assert self._mps is not None
+        failed = await self._mps.examine(device, killed=None)
+        if failed is not None:
+            self._tell_failed_domain(failed, but=None)
+
+    def _take_end(self, ended: RunEnded) -> None:
+        run, end = ended.run_id, ended.end
+        devices = self._mps_devices(run)
+        is_bad = isinstance(end, run_records.Exited) and end.exit_code not in {0, core.OUT_OF_MEMORY_EXIT}
+        if self._mps is not None and devices and is_bad and run not in self._stopping:
+            self._go(self._end_in_shared_domain(ended, devices))
+        else:
+            self.feed(self._end(run, end))
+
+    async def _end_in_shared_domain(self, ended: RunEnded, devices: set[DeviceUuid]) -> None:
+        """Tell an end that may be a neighbour's doing, and may have been a neighbour's undoing."""
+        assert self._mps is not None
+        run, end = ended.run_id, self._end(ended.run_id, ended.end)
+        for device in sorted(devices):
+            killed = run if isinstance(end, core.ProcessExited) and end.signal is not None else None
+            failed = await self._mps.examine(device, killed=killed)
+            if failed is None:
+                continue
+            self._tell_failed_domain(failed, but=run)
+            if isinstance(end, core.ProcessExited):
+                end = msgspec.structs.replace(end, is_victim=failed.offender != run, detail=failed.evidence)
+        self.feed(end)
+
+    def _tell_failed_domain(self, failed: DomainFailed, *, but: RunId | None) -> None:
+        """All who share the domain have to end: nothing that they do on the device succeeds any more."""
+        assert self._mps is not None
+        for run in () if failed.is_over else self._mps.runs_on(failed.device_uuid):
+            if run != but:
+                cause = RunCause.USER_ERROR if run == failed.offender else RunCause.FAULT_DOMAIN_FAILED
+                self.feed(core.MustStop(run_id=run, cause=cause, detail=failed.evidence))
+
+    def _mps_devices(self, run: RunId) -> set[DeviceUuid]:
+        return {piece.device_uuid for piece in self._slices_of.get(run, ()) if piece.mode is Mode.MPS}
+
+    def mps_devices(self) -> set[DeviceUuid]:
+        """Devices that runs share by MPS."""
+        return {device for run in self._slices_of for device in self._mps_devices(run)}
 
     def _end(self, run: RunId, end: run_records.Ended) -> core.ProcessExited | core.StartFailed:
         match end:

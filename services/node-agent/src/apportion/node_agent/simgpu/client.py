@@ -106,7 +106,9 @@ class Driver:
             posix.fspath(environment("CUDA_MPS_PIPE_DIRECTORY") or _DEFAULT_PIPE_DIRECTORY).rstrip("/"),
             _optional("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
             _optional("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+            _optional("CUDA_MPS_SM_PARTITION"),
         )
+        self._is_open = True
         self.is_mps_client = kind == "mps"
         self.context_mib = int(context_mib)
         self.devices = [VisibleDevice(ordinal, text) for ordinal, text in enumerate(devices)]
@@ -124,9 +126,12 @@ class Driver:
         free, total = self._channel.call("memory", ordinal)
         return int(free), int(total)
 
-    def launch(self, ordinal: int, sms: int, us: int) -> None:
-        """Queue a kernel that takes ``us`` on ``sms`` SMs; what is wrong with it is told by ``sync``."""
-        self._channel.send("launch", ordinal, sms, us)
+    def launch(self, ordinal: int, sms: int, us: int, bound: str = "sm") -> None:
+        """Queue a kernel that takes ``us`` on ``sms`` SMs; what is wrong with it is told by ``sync``.
+
+        ``bound`` is what it needs most: ``sm``, ``l2`` or ``dram``.
+        """
+        self._channel.send("launch", ordinal, sms, us, bound)
 
     def sync(self, ordinal: int) -> int:
         """Wait for this process's kernels; microseconds on the device's clock from the first launch to the last end."""
@@ -138,7 +143,18 @@ class Driver:
 
     def close(self) -> None:
         """Let go of all devices."""
-        self._channel.close()
+        if self._is_open:
+            self._is_open = False
+            try:  # noqa: SIM105  contextlib would be imported for each run
+                self._channel.send("bye")
+            except GpuError:
+                pass
+            self._channel.close()
+
+    def __del__(self) -> None:
+        """As libcuda does when a process ends by itself; one that is killed gets no such chance."""
+        if getattr(self, "_is_open", False):
+            self.close()
 
 
 def complain(program: str, text: str) -> None:

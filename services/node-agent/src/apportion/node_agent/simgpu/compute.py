@@ -3,15 +3,20 @@
 Groups take turns on the whole device, as contexts of separate processes do; the streams of one group run side by side,
 as the clients of one MPS server do, each within its cap. Turns are modelled as equal shares rather than slices, so
 that a kernel's duration depends on its neighbours and on nothing else: the same history gives the same times.
+
+SMs can be kept for a partition of a group, and then nobody else of the group has them. Cache and memory bandwidth
+can't: kernels that are bound by them slow each other down however the SMs are split, unless they take turns.
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Final
 
 _WINDOW_US: Final = 1_000_000
 """NVML's utilisation looks back over a second at most."""
 _STEP_US: Final = 50_000
+_BANDWIDTH: Final = {"sm": 0.0, "l2": 1.5, "dram": 2.0}
+"""What a kernel on all SMs could draw, as a multiple of what there is (modelled: half of the SMs saturate memory)."""
 _TICK_US: Final = 0.05
 """A kernel that would end within it has ended: after days of uptime, floats of microseconds are no finer."""
 
@@ -53,11 +58,12 @@ class Meter:
 
 
 class _Stream:
-    def __init__(self, group: Hashable, cap_sms: float) -> None:
+    def __init__(self, group: Hashable, cap_sms: float, partition: str | None) -> None:
         self.group = group
         self.cap_sms = cap_sms
-        self.queue: deque[tuple[int, float]] = deque()
-        """Kernels in order: the SMs that each can use, and its remaining SM-microseconds."""
+        self.partition = partition
+        self.queue: deque[tuple[int, float, str]] = deque()
+        """Kernels in order: the SMs that each can use, its remaining SM-microseconds, and what it is bound by."""
         self.rate = 0.0
         self.used = Meter()
 
@@ -72,13 +78,20 @@ class DeviceClock:
         self.used = Meter()
         """SM-microseconds used: what energy follows."""
         self._streams: dict[int, _Stream] = {}
+        self._kept: dict[Hashable, dict[str, int]] = {}
         self._done: list[tuple[int, float]] = []
         self._now = 0.0
 
-    def open(self, stream: int, group: Hashable, cap_sms: float, now_us: int) -> None:
-        """Add a stream that uses at most ``cap_sms`` at a time."""
+    def open(self, stream: int, group: Hashable, cap_sms: float, now_us: int, *, partition: str | None = None) -> None:
+        """Add a stream that uses at most ``cap_sms`` at a time; with a partition, of those that are kept for it."""
         self.advance(now_us)
-        self._streams[stream] = _Stream(group, max(1.0, min(cap_sms, self.sms)))
+        self._streams[stream] = _Stream(group, max(1.0, min(cap_sms, self.sms)), partition)
+
+    def keep(self, group: Hashable, partitions: Mapping[str, int], now_us: int) -> None:
+        """Keep SMs of a group for its partitions, by partition; replaces what was kept before."""
+        self.advance(now_us)
+        self._kept[group] = dict(partitions)
+        self._share()
 
     def close(self, stream: int, now_us: int) -> None:
         """Drop a stream, its unfinished kernels with it."""
@@ -92,11 +105,14 @@ class DeviceClock:
         self._streams[stream].queue.clear()
         self._share()
 
-    def submit(self, stream: int, sms: int, us: int, now_us: int) -> None:
-        """Queue a kernel that takes ``us`` where it gets ``sms`` SMs, and longer where it gets fewer."""
+    def submit(self, stream: int, sms: int, us: int, now_us: int, *, bound: str = "sm") -> None:
+        """Queue a kernel that takes ``us`` where it gets ``sms`` SMs, and longer where it gets fewer.
+
+        ``bound`` says what it needs most: ``sm``, ``l2`` or ``dram``.
+        """
         self.advance(now_us)
         wanted = max(1, min(sms, self.sms))
-        self._streams[stream].queue.append((wanted, float(wanted * us)))
+        self._streams[stream].queue.append((wanted, float(wanted * us), bound))
         self._share()
 
     def pending(self, stream: int) -> int:
@@ -127,7 +143,7 @@ class DeviceClock:
             self._run(end)
             for number, stream in self._streams.items():
                 if stream.queue and stream.queue[0][1] <= stream.rate * _TICK_US:
-                    _, left = stream.queue.popleft()
+                    _, left, _ = stream.queue.popleft()
                     stream.used.add(left, end, end)
                     self.used.add(left, end, end)
                     self._done.append((number, end))
@@ -141,9 +157,9 @@ class DeviceClock:
         used = 0.0
         for stream in self._streams.values():
             if stream.queue:
-                sms, left = stream.queue[0]
+                sms, left, bound = stream.queue[0]
                 part = min(left, stream.rate * span)
-                stream.queue[0] = (sms, left - part)
+                stream.queue[0] = (sms, left - part, bound)
                 stream.used.add(part, self._now, until_us)
                 used += part
         if used:
@@ -152,14 +168,29 @@ class DeviceClock:
         self._now = until_us
 
     def _share(self) -> None:
-        """Equal turns for groups; within one, SMs go to the smallest wishes first and evenly beyond."""
+        """Equal turns for groups; in a turn SMs by what each wants, and bandwidth by what each draws."""
         groups: dict[Hashable, list[_Stream]] = {}
         for stream in self._streams.values():
             if stream.queue:
                 groups.setdefault(stream.group, []).append(stream)
-        for members in groups.values():
-            left, count = float(self.sms), len(members)
-            for stream in sorted(members, key=lambda member: min(member.queue[0][0], member.cap_sms)):
-                granted = min(stream.queue[0][0], stream.cap_sms, left / count)
-                left, count = left - granted, count - 1
-                stream.rate = granted / len(groups)
+        for group, members in groups.items():
+            kept = self._kept.get(group, {})
+            rest = max(1, self.sms - sum(kept.values()))
+            parts: dict[str | None, list[_Stream]] = {}
+            for stream in members:
+                parts.setdefault(stream.partition, []).append(stream)
+            for partition, inside in parts.items():
+                room = float(kept.get(partition, rest)) if partition is not None else float(rest)
+                wanted = sum(min(stream.queue[0][0], stream.cap_sms, room) for stream in inside)
+                # Who has more blocks waiting gets more SMs: the scheduler of the hardware knows no fairness.
+                scale = min(1.0, room / wanted)
+                for stream in inside:
+                    stream.rate = scale * min(stream.queue[0][0], stream.cap_sms, room)
+            for bound, draw in _BANDWIDTH.items():
+                alike = [stream for stream in members if stream.queue[0][2] == bound]
+                drawn = sum(min(1.0, draw * stream.rate / self.sms) for stream in alike)
+                if drawn > 1:
+                    for stream in alike:
+                        stream.rate /= drawn
+            for stream in members:
+                stream.rate /= len(groups)

@@ -25,6 +25,11 @@ _HEAT_C: Final = 44
 _MPS_CLIENTS_MAX: Final = 48
 _MPS_CLIENTS_MAX_13_1: Final = 60
 _CUDA_13_1: Final = 13010
+_CUDA_13_5: Final = 13050
+_DRIVER_CONTAINS: Final = 610
+"""From this branch on, a fault that an SM raised stays within its static partition."""
+_SMS_A_CHUNK: Final = 8
+"""What static partitions are made of; 8 was seen on GH200, 4 on L40S."""
 
 XID_ILLEGAL_ACCESS: Final = 31
 XID_LOST: Final = 79
@@ -81,6 +86,8 @@ class Client:
         self.contexts: dict[str, Context] = {}
         self.fault: str | None = None
         """Sticky, as in CUDA: once set, every later call of this client fails with it."""
+        self.partition: str | None = None
+        """The static SM partition that it works in."""
 
 
 class MpsServer:
@@ -90,6 +97,8 @@ class MpsServer:
         self.pid = pid
         self.daemon = daemon
         self.faulted = False
+        self.is_wedged = False
+        """A client was killed with work in flight: it looks healthy, and serves nobody any more."""
         self.thread_percentage = daemon.thread_percentage
         self.pinned_mib = dict(daemon.pinned_mib)
         self.clients: dict[int, Client] = {}
@@ -98,13 +107,30 @@ class MpsServer:
 class MpsDaemon:
     """A control daemon, known by its pipe directory; what it sets binds clients that come later."""
 
-    def __init__(self, pipe_directory: str, pid: int, devices: "list[Device]") -> None:
+    def __init__(self, pipe_directory: str, pid: int, devices: "list[Device]", *, is_partitioned: bool = False) -> None:
         self.pipe_directory = pipe_directory
         self.pid = pid
         self.devices = devices
+        self.is_partitioned = is_partitioned
+        """Started with -S: its clients work in static SM partitions."""
+        self.partitions: dict[str, Partition] = {}
+        """By name: the device's UUID, a slash, and a number."""
         self.thread_percentage: float = 100
         self.pinned_mib: dict[str, int] = {}
         self.server: MpsServer | None = None
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """SMs of one device that are kept for the clients that name them."""
+
+    name: str
+    device_uuid: str
+    chunks: int
+
+    @property
+    def sms(self) -> int:
+        """How many."""
+        return self.chunks * _SMS_A_CHUNK
 
 
 class Accounted(msgspec.Struct, kw_only=True):
@@ -191,6 +217,7 @@ class SimNode:
         self, *, node_name: str, profile: Profile, devices: int, driver_version: str, cuda_version: int
     ) -> None:
         self.driver_version = driver_version
+        self.driver_branch = int(driver_version.partition(".")[0])
         self.cuda_version = cuda_version
         self.devices = [Device(index, node_name, profile) for index in range(devices)]
         self.daemons: dict[str, MpsDaemon] = {}
@@ -276,6 +303,7 @@ class SimNode:
         pipe_directory: str,
         thread_percentage: str | None = None,
         pinned_limit: str | None = None,
+        partition: str | None = None,
     ) -> Client:
         """A process that initialises the driver. Without a daemon at its pipe directory it gets whole devices.
 
@@ -295,6 +323,10 @@ class SimNode:
             most = _MPS_CLIENTS_MAX if self.cuda_version < _CUDA_13_1 else _MPS_CLIENTS_MAX_13_1
             if len(daemon.server.clients) >= most:
                 raise DriverError("CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", f"{most} clients")
+            if daemon.is_partitioned:
+                if partition not in daemon.partitions:
+                    raise DriverError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", f"no SM partition {partition}")
+                client.partition = partition
             client.thread_percentage = min(daemon.server.thread_percentage, _percentage(thread_percentage))
             client.pinned, client.drops_pinned_limits = _pinned(pinned_limit, devices)
             # Bound now: what is set on the server later is for clients that come later.
@@ -308,10 +340,22 @@ class SimNode:
         self.clients[client.number] = client
         return client
 
-    def disconnect(self, client: Client, now_us: int) -> None:
-        """The process has ended: everything that it had is free."""
+    def disconnect(self, client: Client, now_us: int, *, is_clean: bool = True) -> list[Client]:
+        """The process has ended, and everything that it had is free: the clients that fail by it.
+
+        Not clean is a process that was killed. What it had in flight on an MPS server is orphaned, then: it runs on
+        in memory that is nobody's, the neighbours fail, and the server is of no use any more, though it says ACTIVE.
+        """
         if self.clients.pop(client.number, None) is None:
-            return
+            return []
+        failed: list[Client] = []
+        server = client.mps.server if client.mps is not None else None
+        is_busy = client.fault is None and any(one.device.clock.pending(one.number) for one in client.contexts.values())
+        if server is not None and not is_clean and is_busy and self.cuda_version <= _CUDA_13_5:
+            server.is_wedged = True
+            failed = [other for other in server.clients.values() if other is not client and other.fault is None]
+            for other in failed:
+                self._fail(other, "CUDA_ERROR_ILLEGAL_ADDRESS", now_us)
         for context in list(client.contexts.values()):
             self._close(context, now_us)
         if client.mps is not None and client.mps.server is not None:
@@ -319,10 +363,15 @@ class SimNode:
             server.clients.pop(client.number, None)
             if not server.clients:
                 server.faulted = False
+        return failed
 
     def sms_of(self, client: Client, device: Device) -> int:
         """The SM count that the process is told: its share, rounded down to what the hardware can split."""
         sms = device.profile.sms
+        if client.mps is not None and client.partition is not None:
+            part = client.mps.partitions.get(client.partition)
+            if part is not None and part.device_uuid == device.uuid:
+                sms = part.sms
         if client.mps is None or client.thread_percentage >= 100:
             return sms
         return max(2, int(sms * client.thread_percentage / 100) // 2 * 2)
@@ -368,11 +417,17 @@ class SimNode:
     def illegal_access(self, context: Context, now_us: int) -> list[Client]:
         """A kernel touches memory that isn't its own; everybody in its fault domain fails: the failed clients."""
         self._report(context.device, "xid", XID_ILLEGAL_ACCESS)
+        partition = context.client.partition
+        is_contained = partition is not None and self.driver_branch >= _DRIVER_CONTAINS
         if context.server is None:
             failed = [context.client]
         else:
-            context.server.faulted = True
-            failed = [client for client in context.server.clients.values() if context.device.uuid in client.contexts]
+            context.server.faulted = not is_contained
+            failed = [
+                client
+                for client in context.server.clients.values()
+                if context.device.uuid in client.contexts and (not is_contained or client.partition == partition)
+            ]
         for client in failed:
             self._fail(client, "CUDA_ERROR_ILLEGAL_ADDRESS", now_us)
         return failed
@@ -396,7 +451,7 @@ class SimNode:
             raise DriverError("CUDA_ERROR_OUT_OF_MEMORY", f"a context needs {need} MiB, {device.free_mib()} MiB free")
         device.contexts[context.number] = context
         client.contexts[device.uuid] = context
-        device.clock.open(context.number, owner, context.cap_sms, now_us)
+        device.clock.open(context.number, owner, context.cap_sms, now_us, partition=client.partition)
         if device.accounting:
             device.accounted.append(Accounted(pid=client.pid, peak_mib=context.peak_mib, started_at_us=now_us))
         return context
@@ -422,11 +477,15 @@ class SimNode:
 
     # MPS: what its daemon and servers do
 
-    def add_daemon(self, pipe_directory: str, pid: int, visible: str | None) -> MpsDaemon:
+    def add_daemon(
+        self, pipe_directory: str, pid: int, visible: str | None, *, is_partitioned: bool = False
+    ) -> MpsDaemon:
         """A control daemon has come up."""
         if pipe_directory in self.daemons:
             raise DriverError("ALREADY_RUNNING", f"a daemon serves {pipe_directory}")
-        daemon = MpsDaemon(pipe_directory, pid, _visible(self.devices, visible))
+        if is_partitioned and self.cuda_version < _CUDA_13_1:
+            raise DriverError("INVALID_VALUE", "static partitioning needs CUDA 13.1")
+        daemon = MpsDaemon(pipe_directory, pid, _visible(self.devices, visible), is_partitioned=is_partitioned)
         self.daemons[pipe_directory] = daemon
         return daemon
 
@@ -440,7 +499,44 @@ class SimNode:
     def add_server(self, daemon: MpsDaemon, pid: int) -> MpsServer:
         """A server has come up; it starts with the daemon's defaults."""
         daemon.server = MpsServer(pid, daemon)
+        self._keep_sms(daemon, 0)
         return daemon.server
+
+    def add_partition(self, daemon: MpsDaemon, device: Device, chunks: int, now_us: int) -> Partition:
+        """Keep so many chunks of SMs; refused without -S, beyond the device's end, or while it has clients."""
+        if not daemon.is_partitioned:
+            raise DriverError("NOT_SUPPORTED", "static partitioning is not enabled")
+        if daemon.server is not None and daemon.server.clients:
+            raise DriverError("IN_USE", "the device has clients")
+        taken = sum(one.chunks for one in daemon.partitions.values() if one.device_uuid == device.uuid)
+        if chunks < 1 or (taken + chunks) * _SMS_A_CHUNK > device.profile.sms:
+            raise DriverError("INVALID_VALUE", f"{device.profile.sms // _SMS_A_CHUNK - taken} chunks are free")
+        number = next(free for free in range(1, 1000) if f"{device.uuid}/{free}" not in daemon.partitions)
+        part = Partition(name=f"{device.uuid}/{number}", device_uuid=device.uuid, chunks=chunks)
+        daemon.partitions[part.name] = part
+        self._keep_sms(daemon, now_us)
+        return part
+
+    def remove_partition(self, daemon: MpsDaemon, name: str, now_us: int) -> None:
+        """Give the SMs back; refused while a client works in it."""
+        if name not in daemon.partitions:
+            raise DriverError("NOT_FOUND", f"no partition {name}")
+        if self.clients_of(daemon, name):
+            raise DriverError("IN_USE", f"partition {name} has clients")
+        del daemon.partitions[name]
+        self._keep_sms(daemon, now_us)
+
+    def clients_of(self, daemon: MpsDaemon, partition: str) -> list[Client]:
+        """Who works in a partition."""
+        server = daemon.server
+        return [] if server is None else [one for one in server.clients.values() if one.partition == partition]
+
+    def _keep_sms(self, daemon: MpsDaemon, now_us: int) -> None:
+        if daemon.server is None:
+            return
+        for device in daemon.devices:
+            parts = {one.name: one.sms for one in daemon.partitions.values() if one.device_uuid == device.uuid}
+            device.clock.keep(("mps", daemon.server.pid), parts, now_us)
 
     def remove_server(self, server: MpsServer, now_us: int) -> list[Client]:
         """A server has ended: the clients that fail."""

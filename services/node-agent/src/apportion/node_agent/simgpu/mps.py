@@ -13,12 +13,21 @@ class ControlAnswer(msgspec.Struct, kw_only=True):
     starts_server: bool = False
     ends_server: bool = False
     ends_daemon: bool = False
+    never_answers: bool = False
+    """The command hangs, as one about a wedged server does."""
 
 
 def control(node: SimNode, daemon: MpsDaemon, line: str, now_us: int) -> ControlAnswer:
     """Carry out one command line; raises DriverError with the tool's complaint."""
     words = line.split()
     match words:
+        case ["sm_partition", "add", name, chunks] if chunks.isdecimal():
+            return ControlAnswer(text=node.add_partition(daemon, _device(daemon, name), int(chunks), now_us).name)
+        case ["sm_partition", "rm", name]:
+            node.remove_partition(daemon, name, now_us)
+            return ControlAnswer()
+        case ["lspart"]:
+            return ControlAnswer(text=_partitions(node, daemon))
         case ["get_server_list"]:
             return ControlAnswer(text=str(daemon.server.pid) if daemon.server is not None else "")
         case ["start_server", "-uid", uid, *_] if uid.isdecimal():
@@ -30,6 +39,8 @@ def control(node: SimNode, daemon: MpsDaemon, line: str, now_us: int) -> Control
         case ["ps", *_]:
             return ControlAnswer(text=_ps(daemon))
         case ["terminate_client", pid, client] if client.isdecimal():
+            if _server(daemon, pid).is_wedged:
+                return ControlAnswer(never_answers=True)
             failed = node.terminate_client(_server(daemon, pid), int(client), now_us)
             if not failed:
                 raise DriverError("CLIENT_NOT_FOUND", f"Failed to find client process {client}")
@@ -99,6 +110,14 @@ def _limit(mib: int | None) -> str:
 
 def _client_pids(server: MpsServer) -> list[int]:
     return sorted({client.pid for client in server.clients.values()})
+
+
+def _partitions(node: SimNode, daemon: MpsDaemon) -> str:
+    rows = [f"{'PARTITION':<48}{'CHUNKS':<8}{'SMS':<6}CLIENTS"]
+    for part in daemon.partitions.values():
+        clients = ",".join(str(one.pid) for one in node.clients_of(daemon, part.name)) or "-"
+        rows.append(f"{part.name:<48}{part.chunks:<8}{part.sms:<6}{clients}")
+    return "\n".join(rows)
 
 
 def _ps(daemon: MpsDaemon) -> str:

@@ -17,7 +17,8 @@ except ModuleNotFoundError:  # Run as a plain file, without site: the client lie
     import client  # type: ignore[import-not-found,no-redef]
 
 _PID_FILE = "nvidia-cuda-mps-control.pid"
-_USAGE = """usage: nvidia-cuda-mps-control [-d | -f | -h]
+_CUDA_13_1 = 13010
+_USAGE = """usage: nvidia-cuda-mps-control [-d | -f | -h] [-S]
   -d  start the control daemon in the background
   -f  start it in the foreground
 Without an option, commands are read from stdin, one a line: start_server -uid U, get_server_list,
@@ -35,7 +36,24 @@ def _visible() -> str:
     return "" if value is None else "=" + value
 
 
-def _start_daemon(*, in_background: bool) -> int:
+_USAGE_13_1 = (
+    """  -S  start it with static partitioning of SMs: sm_partition add DEVICE CHUNKS, sm_partition rm ID, lspart"""
+)
+
+
+def _usage() -> str:
+    """What this driver's tool says of itself."""
+    try:
+        channel = client.Channel()
+        channel.send('{"op": "system"}')
+        answer = channel.read_line().decode()
+    except client.GpuError:
+        return _USAGE
+    version = answer.partition('"cuda_version":')[2].partition(",")[0]
+    return f"{_USAGE}\n{_USAGE_13_1}" if version.isdecimal() and int(version) >= _CUDA_13_1 else _USAGE
+
+
+def _start_daemon(*, in_background: bool, is_partitioned: bool) -> int:
     directory = _pipe_directory()
     os.makedirs(directory, exist_ok=True)  # noqa: PTH103
     ready, told = os.pipe()
@@ -49,7 +67,7 @@ def _start_daemon(*, in_background: bool) -> int:
         os.setsid()
     try:
         channel = client.Channel()
-        channel.call("mps_daemon", directory, _visible())
+        channel.call("mps_daemon", directory, _visible(), "S" if is_partitioned else "")
     except client.GpuError as error:
         os.write(told, error.message.encode())
         return 1
@@ -92,7 +110,11 @@ def _serve_server(directory: str) -> None:
     try:
         channel = client.Channel()
         channel.call("mps_server", directory)
-        channel.read_line()
+        log = (client.environment("CUDA_MPS_LOG_DIRECTORY") or directory) + "/server.log"
+        while line := channel.read_line():
+            if line.startswith(b"log "):
+                with open(log, "a") as file:  # noqa: PTH123
+                    file.write(f"[Server {os.getpid()}] {line[4:].decode()}\n")
     except client.GpuError:
         pass
 
@@ -124,10 +146,10 @@ def _control() -> int:
 def main(arguments: list[str]) -> int:
     """The tool's exit code."""
     if arguments == ["-h"]:
-        print(_USAGE)
+        print(_usage())
         return 0
-    if arguments in (["-d"], ["-f"]):
-        return _start_daemon(in_background=arguments == ["-d"])
+    if arguments and set(arguments) <= {"-d", "-f", "-S"} and arguments != ["-S"]:
+        return _start_daemon(in_background="-d" in arguments, is_partitioned="-S" in arguments)
     if arguments:
         client.complain("nvidia-cuda-mps-control", _USAGE)
         return 1

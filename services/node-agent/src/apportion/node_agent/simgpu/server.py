@@ -42,6 +42,7 @@ from apportion.node_agent.simgpu.profiles import DRIVERS, profiles
 _LINE_BYTES_MAX: Final = 65536
 _SEPARATOR: Final = "\x1f"
 _EVENT_WAIT_MS_MAX: Final = 600_000
+_BOUNDS: Final = frozenset({"sm", "l2", "dram"})
 
 
 class _Request(msgspec.Struct, frozen=True, tag_field="op", forbid_unknown_fields=True):
@@ -188,6 +189,8 @@ class _Connection(asyncio.Protocol):
         self.mps_server: MpsServer | None = None
         self.syncs: dict[int, _Sync] = {}
         self._pidfd = -1
+        self.is_clean = False
+        """The process has let go of the driver by itself."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -273,8 +276,11 @@ class SimServer:
 
     def _handle_fields(self, connection: _Connection, operation: str, fields: list[str]) -> None:
         match operation, fields:
-            case "hello", [visible, pipe_directory, percentage, pinned]:
-                self._hello(connection, visible, pipe_directory, percentage, pinned)
+            case "hello", [visible, pipe_directory, percentage, pinned, partition]:
+                self._hello(connection, pipe_directory, (visible, percentage, pinned, partition))
+            case "bye", []:
+                connection.is_clean = True
+                self.forget(connection)
             case "alloc", [ordinal, mib]:
                 connection.answer(self.node.allocate(self._context(connection, ordinal), int(mib)))
             case "free", [handle]:
@@ -284,17 +290,20 @@ class SimServer:
                 context = self._context(connection, ordinal)
                 # The total is the whole board's also under a pinned limit, as cudaMemGetInfo says it.
                 connection.answer(context.device.free_mib(), context.device.profile.memory_mib)
-            case "launch", [ordinal, sms, us]:
-                self._launch(connection, ordinal, int(sms), int(us))
+            case "launch", [ordinal, sms, us, bound]:
+                self._launch(connection, ordinal, int(sms), int(us), bound)
             case "sync", [ordinal]:
                 self._sync(connection, ordinal)
             case "illegal", [ordinal]:
                 context = self._context(connection, ordinal)
+                self._log_fault(context)
                 self._fail(self.node.illegal_access(context, self._now_us()))
                 self._tell_events()
                 raise DriverError("CUDA_ERROR_ILLEGAL_ADDRESS")
-            case "mps_daemon", [pipe_directory, visible]:
-                connection.daemon = self.node.add_daemon(pipe_directory, connection.pid, _optional(visible))
+            case "mps_daemon", [pipe_directory, visible, partitioned]:
+                connection.daemon = self.node.add_daemon(
+                    pipe_directory, connection.pid, _optional(visible), is_partitioned=partitioned == "S"
+                )
                 self._daemons[pipe_directory] = connection
                 connection.watch_process()
                 connection.answer()
@@ -310,14 +319,15 @@ class SimServer:
             case _:
                 raise DriverError("CUDA_ERROR_INVALID_VALUE", f"{operation} with {len(fields)} fields")
 
-    def _hello(self, connection: _Connection, visible: str, pipe_directory: str, percentage: str, pinned: str) -> None:
+    def _hello(self, connection: _Connection, pipe_directory: str, variables: tuple[str, str, str, str]) -> None:
         daemon = self.node.daemons.get(pipe_directory)
         if daemon is not None and daemon.server is None:
             # The daemon starts its server for the first client, and the client waits.
-            self._start_server(
-                pipe_directory, lambda: self._hello(connection, visible, pipe_directory, percentage, pinned)
-            )
+            self._start_server(pipe_directory, lambda: self._hello(connection, pipe_directory, variables))
             return
+        if daemon is not None and daemon.server is not None and daemon.server.is_wedged:
+            return  # The driver's initialisation hangs, and nothing says why.
+        visible, percentage, pinned, partition = variables
         try:
             client = self.node.connect(
                 pid=connection.pid,
@@ -326,6 +336,7 @@ class SimServer:
                 pipe_directory=pipe_directory,
                 thread_percentage=_optional(percentage),
                 pinned_limit=_optional(pinned),
+                partition=_optional(partition),
             )
         except DriverError as error:
             connection.refuse(error)
@@ -352,7 +363,7 @@ class SimServer:
             connection.syncs[context.number] = _Sync()
         return context
 
-    def _launch(self, connection: _Connection, ordinal: str, sms: int, us: int) -> None:
+    def _launch(self, connection: _Connection, ordinal: str, sms: int, us: int, bound: str) -> None:
         """Queue a kernel; there is no answer, and what is wrong is told at the next sync, as CUDA does."""
         try:
             context = self._context(connection, ordinal)
@@ -362,7 +373,7 @@ class SimServer:
         sync = connection.syncs[context.number]
         if sync.first_us is None:
             sync.first_us = now_us
-        context.device.clock.submit(context.number, sms, us, now_us)
+        context.device.clock.submit(context.number, sms, us, now_us, bound=bound if bound in _BOUNDS else "sm")
         self._settle(context.device)
 
     def _sync(self, connection: _Connection, ordinal: str) -> None:
@@ -411,13 +422,23 @@ class SimServer:
         for device in self.node.boards():
             self._settle(device)
 
+    def _log_fault(self, context: Context) -> None:
+        """Have the MPS server write down who it was, as its log does on hardware; the wording is ours."""
+        for connection in self.connections:
+            if connection.mps_server is not None and connection.mps_server is context.server:
+                connection.send(
+                    f"log Fatal fault on device {context.device.uuid} by client {context.client.pid}".encode()
+                )
+
     def forget(self, connection: _Connection) -> None:
         """The peer is gone."""
         now_us = self._now_us()
         if connection.client is not None:
             for number in connection.syncs:
                 self._by_context.pop(number, None)
-            self.node.disconnect(connection.client, now_us)
+            failed = self.node.disconnect(connection.client, now_us, is_clean=connection.is_clean)
+            connection.client = None
+            self._fail(failed)
             for device in self.node.boards():
                 self._settle(device)
         if connection.mps_server is not None:
@@ -460,6 +481,8 @@ class SimServer:
         server = daemon.server
         answer: ControlAnswer = control(self.node, daemon, command, self._now_us())
         self._fail(answer.failed)
+        if answer.never_answers:
+            return
         if answer.starts_server:
             self._start_server(pipe_directory, connection.answer)
             return
