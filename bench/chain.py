@@ -193,7 +193,7 @@ async def measure(jobs: int, idle: int, devices: int) -> dict[str, Any]:
         try:
             await supervisor.start()
             await supervisor.wait_ready()
-            bus = await Bus.connect(supervisor.server.url, pool=POOL, name="bench")
+            bus = await Bus.connect(supervisor.server.url, pool=POOL, name="bench", key=supervisor.key_of("operator"))
             watch = Watch(bus)
             await watch.start()
             warm = await throughput_warm_up(bus, watch)

@@ -92,7 +92,7 @@ async def measure(rounds: int, data_dir: Path) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     try:
         await supervisor.start()
-        bus = await Bus.connect(supervisor.server.url, pool=POOL, name="bench")
+        bus = await Bus.connect(supervisor.server.url, pool=POOL, name="bench", key=supervisor.key_of("operator"))
         try:
             for name in AUTHORS:
                 for number in (signal.SIGKILL, signal.SIGSTOP):

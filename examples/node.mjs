@@ -1,9 +1,16 @@
-// Asks for a job and prints the answer: npm install @nats-io/transport-node; node examples/node.mjs [URL [ID]]
+// Asks for a job and prints the answer: npm install @nats-io/transport-node; node examples/node.mjs [URL [ID [KEY]]]
 // Send it again under the same id, and it is the same job.
-import { connect, headers } from "@nats-io/transport-node";
+// KEY is the file of the tenant's seed, where the bus asks for one: <data dir>/keys/tenant-default.nk.
+import { readFileSync } from "node:fs";
+import { connect, headers, nkeyAuthenticator } from "@nats-io/transport-node";
 
-const [url = "nats://127.0.0.1:4222", id = "order-17"] = process.argv.slice(2);
-const connection = await connect({ servers: url });
+const [url = "nats://127.0.0.1:4222", id = "order-17", key] = process.argv.slice(2);
+// Replies to a tenant come under a prefix of its own, so that nobody else can listen to them.
+const keyed = key && {
+  authenticator: nkeyAuthenticator(new TextEncoder().encode(readFileSync(key, "utf8").trim())),
+  inboxPrefix: "_INBOX_tenant-default",
+};
+const connection = await connect({ servers: url, ...keyed });
 
 const attributes = headers();
 attributes.set("Nats-Msg-Id", `default /shop ${id}`);

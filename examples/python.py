@@ -1,4 +1,7 @@
-"""Asks for a job with nothing but nats-py, and prints the answer: python examples/python.py [URL [ID]]."""
+"""Asks for a job with nothing but nats-py, and prints the answer: python examples/python.py [URL [ID [KEY]]].
+
+KEY is the file of the tenant's seed, where the bus asks for one: <data dir>/keys/tenant-default.nk.
+"""
 
 import asyncio
 import json
@@ -7,9 +10,11 @@ import sys
 import nats
 
 
-async def main(url: str = "nats://127.0.0.1:4222", wish_id: str = "order-17") -> None:
+async def main(url: str = "nats://127.0.0.1:4222", wish_id: str = "order-17", key: str = "") -> None:
     """One request, one answer. Send it again under the same id, and it is the same job."""
-    client = await nats.connect(url)
+    # Replies to a tenant come under a prefix of its own, so that nobody else can listen to them.
+    options = {"nkeys_seed": key, "inbox_prefix": "_INBOX_tenant-default"} if key else {}
+    client = await nats.connect(url, **options)
     headers = {
         "Nats-Msg-Id": f"default /shop {wish_id}",
         "ce-specversion": "1.0",

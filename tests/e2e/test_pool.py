@@ -250,3 +250,41 @@ def test_a_flipped_byte_is_found_and_named(pool: Pool) -> None:
     verified = pool.run("log", "verify")
     assert verified.returncode == 9
     assert f"facts sequence {seq}" in verified.stdout
+
+
+def test_a_pool_lets_in_whom_it_has_a_key_for(pool: Pool, tmp_path: Path) -> None:
+    """The README's ways with a key work; without one, or with one that was revoked, nothing does."""
+    url = pool.up().bus_url
+    examples = Path(__file__).parents[2] / "examples"
+    key = pool.data_dir / "keys" / "tenant-default.nk"
+
+    def publish(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(examples / "python.py"), url, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+
+    assert json.loads(publish("order-1", str(key)).stdout)["answer"] == "JobAdmitted"
+    listed = {row["principal"] for row in pool.json("keys", "ls")["keys"]}
+    assert {"tenant-default", "operator", "agent-node-1", "placer"} <= listed
+
+    # The same program as another tenant: its key may publish its own wishes alone, and hear its own replies.
+    other = pool.json("keys", "new", "tenant", "globex")["seed_file"]
+    refused = publish("order-2", other)
+    assert refused.returncode != 0
+    assert not refused.stdout
+    assert pool.sql("select count(*) as n from events where event_id = 'order-2'") == [{"n": 0}]
+
+    kept = tmp_path / "kept.nk"
+    kept.touch(mode=0o600)
+    kept.write_bytes(key.read_bytes())
+    assert pool.run("keys", "revoke", "tenant-default").returncode == 0
+    revoked = pool.run("submit", "-", "--bus-url", url, stdin=_request("late", "/bin/true"))
+    assert revoked.returncode == 0, revoked.stderr  # the operator's key still submits for the tenant
+    env = {**os.environ, "APPORTION_BUS_KEY_FILE": str(kept)}
+    command = [*_COMMAND, "submit", "-", "--bus-url", url, "--data-dir", str(tmp_path / "elsewhere")]
+    late = subprocess.run(
+        command, input=_request("later", "/bin/true"), env=env, capture_output=True, text=True, check=False
+    )
+    assert late.returncode == 7, late.stderr
+    assert "a key that the bus" in late.stderr
+    assert pool.run("keys", "revoke", "operator").returncode == 2
+    assert "stopped in" in pool.down()

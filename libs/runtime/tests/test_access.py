@@ -110,7 +110,7 @@ SUBSCRIBE = {
     f"{P}.query.>": "placer monitor operator auditor",
     f"{P}.read.>": "monitor operator auditor",
     f"{P}.sample.>": "monitor operator auditor",
-    f"{P}.lease.>": "monitor operator auditor",
+    f"{P}.lease.>": "operator auditor",
     f"{P}.alive.placer.*": "placer operator auditor",
     f"{P}.alive.>": "operator auditor",
 }

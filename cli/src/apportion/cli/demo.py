@@ -205,7 +205,12 @@ class Demo:
         for line in banner(self.supervisor)[:-1]:
             self.tell(line)
         self.tell("")
-        bus = await Bus.connect(self.supervisor.server.url, pool=PoolId(self.supervisor.plan.pool), name="demo")
+        bus = await Bus.connect(
+            self.supervisor.server.url,
+            pool=PoolId(self.supervisor.plan.pool),
+            name="demo",
+            key=self.supervisor.key_of("operator"),
+        )
         try:
             facts, wishes = await bus.position(Stream.FACTS), await bus.position(Stream.WISHES)
             readers = [
@@ -252,6 +257,7 @@ class Demo:
             "-m",
             "apportion.cli.publisher",
             *("--bus-url", self.supervisor.server.url, "--pool", self.supervisor.plan.pool),
+            *("--key-file", str(self.supervisor.key_of("gateway"))),
             *("--seed", str(self.plan.seed), "--devices", str(NODES * DEVICES), "--seconds", str(self.plan.window_s)),
             "--",
             *workload_program(),

@@ -132,12 +132,18 @@ async def _submit(
     place: "Place", *, body: bytes, tenant: str, event_id: str | None, wait: "Wait", timeout_s: float
 ) -> dict[str, Any]:
     from apportion.cli.client import CONNECT_S, SOURCE, actor
-    from apportion.client import Client, ClientError, RequestInvalid, Unanswered
+    from apportion.client import Client, ClientError, NotLetIn, RequestInvalid, Unanswered
     from apportion.client import NotStored as BusRefused
 
     try:
         async with await Client.connect(
-            place.bus_url, tenant=tenant, pool=place.pool, source=SOURCE, actor=actor(), timeout_s=CONNECT_S
+            place.bus_url,
+            tenant=tenant,
+            pool=place.pool,
+            source=SOURCE,
+            actor=actor(),
+            timeout_s=CONNECT_S,
+            key_file=place.key_file,
         ) as client:
             began = time.perf_counter()
             answer = await client.submit(body, id=event_id, wait=wait, timeout_s=timeout_s)
@@ -148,6 +154,8 @@ async def _submit(
             if isinstance(err, RequestInvalid)
             else Exit.REFUSED
             if isinstance(err, BusRefused)
+            else Exit.NOT_PERMITTED
+            if isinstance(err, NotLetIn)
             else Exit.BUS_UNREACHABLE
         )
         raise CommandFailed(f"expected {err.expected}, found {err.found}", code=code, hint=err.next_step) from err

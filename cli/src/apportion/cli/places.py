@@ -45,6 +45,8 @@ class PoolNote(Struct, kw_only=True):
     version: str
     nodes: list[str] = []
     simulated: bool = True
+    key_file: str = ""
+    """The operator's seed, for who may read it; empty where everybody on this machine is let in."""
 
 
 def note_path(data_dir: Path) -> Path:
@@ -107,6 +109,8 @@ class Place(Struct, frozen=True, kw_only=True):
     data_dir: Path
     note: PoolNote | None
     """The running pool's note, where it runs on this machine."""
+    key_file: Path | None = None
+    """The seed to speak with; None where none is known."""
 
     @property
     def settings(self) -> CliSettings:
@@ -131,4 +135,7 @@ def find(flags: dict[str, str]) -> Place:
     if loaded.origins["bus_url"] == "default" and note is not None:
         bus_url = note.bus_url
     pool = note.pool if note is not None and loaded.origins["pool"] == "default" else settings.pool
-    return Place(loaded=loaded, pool=pool, bus_url=bus_url, data_dir=data_dir.absolute(), note=note)
+    key_file = settings.bus_key_file
+    if key_file is None and note is not None and note.key_file and bus_url == note.bus_url:
+        key_file = Path(note.key_file)
+    return Place(loaded=loaded, pool=pool, bus_url=bus_url, data_dir=data_dir.absolute(), note=note, key_file=key_file)

@@ -31,6 +31,7 @@ _SIZE_CONTEXT: Final = {"ignore_unknown_options": True, "allow_extra_args": True
     is_flag=True,
     help="A second process of admission, placer and monitor, which takes over from the first.",
 )
+@click.option("--open", "is_open", is_flag=True, help="Let every process of this machine in, without keys.")
 @click.option("--config", "config_file", type=click.Path(dir_okay=False, exists=True), help="apportion.toml to read.")
 @click.option("--data-dir", metavar="DIR", help="Where the pool keeps its files.")
 @click.option("--pool", metavar="NAME", help="The pool's name. Default: main.")
@@ -41,6 +42,7 @@ def up(
     profile: str | None,
     port: int | None,
     standby: bool,
+    is_open: bool,
     config_file: str | None,
     data_dir: str | None,
     pool: str | None,
@@ -71,6 +73,7 @@ def up(
         pool=settings.pool,
         data_dir=settings.data_dir.absolute(),
         bus_port=settings.bus_port,
+        is_open=is_open,
         nodes=local_nodes(simulate=settings.nodes, devices=settings.devices, profile=settings.profile),
         queues=from_file(named),
         standby=standby,
@@ -136,6 +139,12 @@ async def _up(supervisor: "Supervisor") -> int:
     return code
 
 
+def _keys_line(supervisor: "Supervisor") -> str:
+    if supervisor.plan.is_open:
+        return "none: every process of this machine is let in (--open)"
+    return f"{supervisor.keys.folder}   tenant-<name>.nk publishes as that tenant"
+
+
 def banner(supervisor: "Supervisor") -> list[str]:
     """What runs, where it answers, and what to do next."""
     from importlib.metadata import version
@@ -161,6 +170,7 @@ def banner(supervisor: "Supervisor") -> list[str]:
         f"  log        DuckDB                {log_file(supervisor.data_dir, plan.pool)}",
         f"  monitor    {supervisor.monitor_url}   /healthz /readyz /metrics",
         f"  services   {services}   ready in {supervisor.ready_s:.1f} s",
+        f"  keys       {_keys_line(supervisor)}",
         f"  queues     {', '.join(f'{queue.queue} ({len(queue.tenants)} tenants)' for queue in plan.queues)}",
         "next: apportion submit FILE   apportion jobs   apportion events -f   Ctrl-C stops",
     ]

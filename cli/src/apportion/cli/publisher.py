@@ -40,9 +40,10 @@ def message_of(submission: Submission, pool: str) -> tuple[str, dict[str, str], 
     return f"apportion.v1.{pool}.wish.{submission.tenant}.JobRequested", headers, body
 
 
-async def publish(what: Plan, *, url: str, pool: str) -> dict[str, Any]:
+async def publish(what: Plan, *, url: str, pool: str, key_file: str | None) -> dict[str, Any]:
     """Send everything at its time; returns the counts."""
-    client = await nats.connect(url, name="demo-publisher", max_reconnect_attempts=-1)
+    options = {"nkeys_seed": key_file, "inbox_prefix": "_INBOX_gateway"} if key_file else {}
+    client = await nats.connect(url, name="demo-publisher", max_reconnect_attempts=-1, **options)
     stream = client.jetstream(timeout=5)
     began = time.monotonic()
     counts = {"acknowledged": 0, "bad": 0, "sent_again": 0, "last_seq": 0}
@@ -86,6 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m apportion.cli.publisher", description=__doc__)
     parser.add_argument("--bus-url", required=True)
     parser.add_argument("--pool", default="main")
+    parser.add_argument("--key-file", help="the seed of the gateway's key, where the bus asks for one")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--devices", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=36.0)
@@ -101,7 +103,9 @@ def main(arguments: Sequence[str]) -> int:
         "notes": what.notes,
     })  # fmt: skip
     if not given.plan_only:
-        _tell({"what": "done", **asyncio.run(publish(what, url=given.bus_url, pool=given.pool))})
+        _tell(
+            {"what": "done", **asyncio.run(publish(what, url=given.bus_url, pool=given.pool, key_file=given.key_file))}
+        )
     return 0
 
 

@@ -33,7 +33,9 @@ from apportion.cli.places import PoolNote, note_path, start_ticks, write_note
 from apportion.cli.queues import wishes
 from apportion.contracts.events import QueueUpsertRequested
 from apportion.contracts.ids import PoolId
+from apportion.runtime.access import Role
 from apportion.runtime.embedded import EmbeddedServer
+from apportion.runtime.keys import KeyRing
 from apportion.runtime.stream import Bus
 
 AUTHORS: Final = ("monitor", "admission", "placer")
@@ -45,6 +47,8 @@ SETTLED_S: Final = 10.0
 READY_S_MAX: Final = 60.0
 DRAIN_S_MAX: Final = 10.0
 STANDBY: Final = "standby"
+KEY_ENV: Final = "APPORTION_BUS_KEY_FILE"
+_OF_A_NODE: Final = "node-"
 """Where the second process of each author keeps its files, below the pool's directory, and the end of its name."""
 HEARTBEATS: Final = 4
 """Signs of life within the silence that makes a node suspect: one may be lost, and one late."""
@@ -95,6 +99,8 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
     """After this silence a node is fenced; None: the monitor's own default."""
     log_level: str | None = None
     """What all services log from; None: what each is told by its environment and file."""
+    is_open: bool = False
+    """Let everybody on this machine in, without keys."""
     standby: bool = False
     """Two processes of each author, one of which follows and takes over."""
     config_file: Path | None = None
@@ -226,7 +232,10 @@ class Supervisor:
     def __init__(self, plan: PoolPlan) -> None:
         self.plan = plan
         self.data_dir = plan.data_dir.absolute()
-        self.server = EmbeddedServer(self.data_dir, port=plan.bus_port)
+        self.keys = KeyRing(self.data_dir, PoolId(plan.pool))
+        self.server = EmbeddedServer(
+            self.data_dir, port=plan.bus_port, access=None if plan.is_open else self.keys.access_path
+        )
         self.services: dict[str, Service] = {}
         self.ready_s = 0.0
         self.leftovers_ended = 0
@@ -241,6 +250,8 @@ class Supervisor:
         # What jobs are asked to run, and what they write, is nobody else's business.
         for folder in (self.data_dir, self.data_dir / "logs"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.plan.is_open:
+            self.keys.ensure(principals(self.plan))
         await self.server.start()
         self._owns_directory = True
         self._watch = asyncio.create_task(self.server.supervise(), name="bus-supervisor")
@@ -344,16 +355,28 @@ class Supervisor:
         return f"http://127.0.0.1:{port}" if port else ""
 
     async def _connect(self) -> Bus:
-        return await Bus.connect(self.server.url, pool=PoolId(self.plan.pool), name="supervisor")
+        return await Bus.connect(
+            self.server.url, pool=PoolId(self.plan.pool), name="supervisor", key=self.key_of(str(Role.OPERATOR))
+        )
+
+    def key_of(self, principal: str) -> Path | None:
+        """Where the principal's seed lies; None where everybody is let in."""
+        return None if self.plan.is_open else self.keys.seed_path(principal)
+
+    def _environment_of(self, service: str) -> dict[str, str]:
+        """What a service inherits: what all do, and the key of its own principal alone."""
+        env = service_environment(self.plan, self.server.url)
+        # Two of an author are one principal: which of them may write is the lease's to say.
+        key = self.key_of(service.removeprefix(_OF_A_NODE).removesuffix(f"-{STANDBY}"))
+        return env if key is None else {**env, KEY_ENV: str(key)}
 
     def _services(self) -> list[Service]:
-        env = service_environment(self.plan, self.server.url)
         restarted = ("--standby",) if self.plan.standby else ()
         return [
             Service(
                 name,
                 argv,
-                env=env,
+                env=self._environment_of(name),
                 data_dir=self.data_dir,
                 when_restarted=restarted if name in AUTHORS else (),
             )
@@ -389,13 +412,28 @@ class Supervisor:
                 version=version("apportion-cli"),
                 nodes=[node.name for node in self.plan.nodes],
                 simulated=all(node.is_simulated for node in self.plan.nodes),
+                key_file=str(self.key_of(str(Role.OPERATOR)) or ""),
             )
         )
 
 
+def principals(plan: PoolPlan) -> list[tuple[Role, str]]:
+    """Who needs a key: each service, the operator, a gateway, and each tenant that a queue names."""
+    tenants = sorted({tenant for queue in plan.queues for tenant in queue.tenants})
+    return [
+        (Role.ADMISSION, ""),
+        (Role.PLACER, ""),
+        (Role.MONITOR, ""),
+        (Role.OPERATOR, ""),
+        (Role.GATEWAY, ""),
+        *((Role.AGENT, node.name) for node in plan.nodes),
+        *((Role.TENANT, tenant) for tenant in tenants),
+    ]
+
+
 def agent_name(node: str) -> str:
     """The name of a node's agent among the services."""
-    return f"node-agent-{node}"
+    return f"{_OF_A_NODE}agent-{node}"
 
 
 def command_lines(plan: PoolPlan, *, python: str) -> list[tuple[str, list[str]]]:
@@ -428,7 +466,8 @@ def command_lines(plan: PoolPlan, *, python: str) -> list[tuple[str, list[str]]]
 def service_environment(plan: PoolPlan, bus_url: str) -> dict[str, str]:
     """What every service inherits: ours, with this pool's places in it."""
     return {
-        **os.environ,
+        # A key that was meant for the command is no service's.
+        **{name: value for name, value in os.environ.items() if name != KEY_ENV},
         "APPORTION_POOL": plan.pool,
         "APPORTION_BUS_URL": bus_url,
         "APPORTION_DATA_DIR": str(plan.data_dir.absolute()),

@@ -10,6 +10,8 @@ import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
 
@@ -37,13 +39,14 @@ from apportion.client.answers import (
 from apportion.client.errors import (
     BusUnreachable,
     JobNotFound,
+    NotLetIn,
     NotStored,
     OutcomeUnknown,
     PoolNotFound,
     RequestInvalid,
     TimedOut,
 )
-from apportion.client.following import Followed, follow
+from apportion.client.following import Followed, follow, follow_by_asking
 from apportion.client.jobs import Jobs, JobStatus
 from apportion.contracts import events as ev
 from apportion.contracts import subjects
@@ -54,6 +57,8 @@ from apportion.contracts.ids import JobId, NodeId, PoolId, RunId, TenantId, is_n
 
 URL: Final = "nats://127.0.0.1:4222"
 SOURCE: Final = "/apportion/client"
+_TENANTS: Final = "tenant-"
+"""How the names of those begin whose key opens no stream."""
 TRY_S: Final = 2.0
 """How long one try waits for the bus's word; then the same id is sent again."""
 ASK_S: Final = 5.0
@@ -69,7 +74,15 @@ class Client:
     """One tenant's connection to one pool. Make it with ``connect``; use it in ``async with``, or close it."""
 
     def __init__(
-        self, connection: Connection, *, url: str, tenant: TenantId, pool: PoolId, source: str, actor: str
+        self,
+        connection: Connection,
+        *,
+        url: str,
+        tenant: TenantId,
+        pool: PoolId,
+        source: str,
+        actor: str,
+        opens_streams: bool = True,
     ) -> None:
         self.tenant = tenant
         self.pool = pool
@@ -77,6 +90,7 @@ class Client:
         self._source = source
         self._actor = actor
         self._connection = connection
+        self._opens_streams = opens_streams
         self._jetstream = connection.jetstream(timeout=TRY_S)
 
     @classmethod
@@ -90,11 +104,13 @@ class Client:
         actor: str = "",
         name: str = "apportion-client",
         timeout_s: float = 5.0,
+        key_file: str | PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
         """A connection that reconnects by itself; ``options`` go to nats-py (``user_credentials``, ``tls``, …).
 
-        ``source`` says which system asks: ids are unique within it. Raises BusUnreachable, RequestInvalid.
+        ``key_file`` holds the seed of an nkey, under the name that `apportion keys new` gave it: it says whose it is.
+        ``source`` says which system asks: ids are unique within it. Raises BusUnreachable, NotLetIn, RequestInvalid.
         """
         if not (is_name(tenant) or tenant == "_operator") or not is_name(pool):
             raise RequestInvalid(
@@ -103,23 +119,35 @@ class Client:
                 next_step="Use the names that the pool's operator gave you.",
             )
         connection = Connection()
+        principal = "" if key_file is None else Path(key_file).name.removesuffix(".nk")
+        if key_file is not None:
+            options = {"nkeys_seed": str(key_file), "inbox_prefix": f"_INBOX_{principal}", **options}
+        refused = asyncio.Event()
 
-        async def noticed(_: Exception) -> None:
-            """Each call reports its own failures."""
+        async def noticed(error: Exception) -> None:
+            """Each call reports its own failures; what the library tries for ever is this."""
+            if "authorization violation" in str(error).lower():
+                refused.set()
 
+        connecting = asyncio.ensure_future(
+            connection.connect(
+                url,
+                name=name,
+                error_cb=noticed,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, slept as a float
+                ping_interval=5,
+                max_outstanding_pings=2,
+                connect_timeout=2,
+                **options,
+            )
+        )
+        told_off = asyncio.ensure_future(refused.wait())
         try:
             async with asyncio.timeout(timeout_s):
-                await connection.connect(
-                    url,
-                    name=name,
-                    error_cb=noticed,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, slept as a float
-                    ping_interval=5,
-                    max_outstanding_pings=2,
-                    connect_timeout=2,
-                    **options,
-                )
+                await asyncio.wait({connecting, told_off}, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                await connecting
         except (TimeoutError, OSError, nats.errors.Error) as err:
             with contextlib.suppress(Exception):
                 await connection.close()
@@ -128,7 +156,27 @@ class Client:
                 found=f"no answer within {timeout_s:g} s ({type(err).__name__})",
                 next_step="Check the address; `apportion up` starts a pool on this machine.",
             ) from err
-        return cls(connection, url=url, tenant=TenantId(tenant), pool=PoolId(pool), source=source, actor=actor)
+        finally:
+            told_off.cancel()
+            connecting.cancel()
+            await asyncio.gather(told_off, connecting, return_exceptions=True)
+        if not connection.is_connected:
+            with contextlib.suppress(Exception):
+                await connection.close()
+            raise NotLetIn(
+                expected=f"a key that the bus at {url} knows",
+                found="none" if key_file is None else f"one that it doesn't know ({key_file})",
+                next_step="Give key_file=…; the pool's operator makes keys with `apportion keys new`.",
+            )
+        return cls(
+            connection,
+            url=url,
+            tenant=TenantId(tenant),
+            pool=PoolId(pool),
+            source=source,
+            actor=actor,
+            opens_streams=not principal.startswith(_TENANTS),
+        )
 
     async def close(self) -> None:
         """Leave the bus."""
@@ -320,6 +368,8 @@ class Client:
 
     async def _stored_at(self, seq: int) -> int:
         """From which instant on an answer to the wish can be there; ns since the Unix epoch."""
+        if not self._opens_streams:
+            return 1
         with contextlib.suppress(TimeoutError, nats.errors.Error, NotFoundError):
             stored = await self._jetstream.get_msg(subjects.wishes_stream(self.pool), seq)
             if stored.time is not None:
@@ -433,6 +483,11 @@ class Client:
     def _follow(
         self, filters: tuple[str, ...], *, after: int = 0, since: int = 0, until: float | None = None
     ) -> AsyncGenerator[Followed, None]:
+        if not self._opens_streams:
+            subject = subjects.read_facts(self.pool, self.tenant)
+            return follow_by_asking(
+                self._connection, subject=subject, filters=filters, after=after, since=since, until=until
+            )
         return follow(
             self._connection,
             self._jetstream,

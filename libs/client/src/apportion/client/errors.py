@@ -18,6 +18,10 @@ class BusUnreachable(ClientError):
     """No server answered at the address."""
 
 
+class NotLetIn(ClientError):
+    """A server answered, and doesn't know our key, or our key may not have what was asked."""
+
+
 class PoolNotFound(ClientError):
     """The server has no streams of such a pool."""
 

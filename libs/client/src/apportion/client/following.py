@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import time
+from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,7 +19,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import NotFoundError
 
-from apportion.client.errors import PoolNotFound
+from apportion.client.errors import NotLetIn, PoolNotFound
 from apportion.contracts import salvage
 from apportion.contracts.envelope import Entry, Stream
 
@@ -90,17 +91,61 @@ async def follow(
             await asyncio.sleep(0.2)
 
 
+async def follow_by_asking(
+    client: Client,
+    *,
+    subject: str,
+    filters: tuple[str, ...],
+    after: int = 0,
+    since: int = 0,
+    until: float | None = None,
+) -> AsyncGenerator[Followed, None]:
+    """What ``follow`` hands out, for those whose key opens no stream: the monitor is asked for facts at ``subject``."""
+    last, told = after, False
+    while until is None or until > time.monotonic():
+        wait_s = min(ASKED_S, ASKED_S if until is None else until - time.monotonic()) if told else 0.0
+        question = {"filters": filters, "after": last, "since": 0 if last else since, "wait_ms": int(wait_s * 1000)}
+        try:
+            reply = await client.request(subject, json.dumps(question).encode(), timeout=wait_s + SILENCE_S_MAX)
+        except (TimeoutError, nats.errors.Error, OSError):
+            # The monitor or the bus is away, or its answer was lost: nothing is, as we ask from where we are.
+            if client.is_closed:
+                raise
+            await asyncio.sleep(0.2)
+            continue
+        answer: dict[str, Any] = json.loads(reply.data)
+        if (error := answer.get("error")) is not None:
+            if error["code"] == "Busy":
+                await asyncio.sleep(0.2)
+                continue
+            raise NotLetIn(
+                expected=f"facts at {subject}",
+                found=f"{error['code']}: {error['message']}",
+                next_step="Ask for your own tenant's facts alone.",
+            )
+        facts = answer["facts"]
+        if not facts and not told:
+            yield Followed(None, is_last=True)
+        told = True
+        for place, fact in enumerate(facts, start=1):
+            last = fact["seq"]
+            entry = _entry(
+                fact["subject"], fact["headers"], b64decode(fact["body"]), seq=last, recorded_at=fact["recorded_at"]
+            )
+            yield Followed(entry, is_last=place == len(facts) and answer["is_last"])
+
+
 def _entry_of(message: Msg, seq: int) -> Entry:
     parts = message.reply.split(".")
     recorded_at = int(parts[7] if len(parts) == 9 else parts[9])  # the newer form has domain and account before it
+    return _entry(message.subject, message.headers, message.data, seq=seq, recorded_at=recorded_at)
+
+
+def _entry(subject: str, headers: dict[str, str] | None, body: bytes, *, seq: int, recorded_at: int) -> Entry:
     try:
-        return salvage.decode(
-            Stream.FACTS, message.subject, message.headers, message.data, seq=seq, recorded_at=recorded_at
-        )
+        return salvage.decode(Stream.FACTS, subject, headers, body, seq=seq, recorded_at=recorded_at)
     except Exception as err:  # noqa: BLE001 - one fact that can't be read hides none behind it
-        return salvage.undecoded(
-            Stream.FACTS, message.subject, message.data, seq=seq, recorded_at=recorded_at, error=err
-        )
+        return salvage.undecoded(Stream.FACTS, subject, body, seq=seq, recorded_at=recorded_at, error=err)
 
 
 class _Delivery:

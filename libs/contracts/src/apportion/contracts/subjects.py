@@ -252,6 +252,43 @@ def answers(pool: PoolId, tenant: TenantId) -> tuple[str, ...]:
     )
 
 
+def read_facts(pool: PoolId, tenant: TenantId) -> str:
+    """Where a tenant asks for facts about its jobs and answers to its wishes, by request and reply."""
+    return f"{ROOT}.{pool}.read.{tenant}.facts"
+
+
+def all_reads(pool: PoolId) -> str:
+    """The pattern of tenants' requests for facts."""
+    return f"{ROOT}.{pool}.read.*.facts"
+
+
+def tenant_of_read(subject: str) -> TenantId:
+    """Whose request it is, which the broker checked."""
+    parts = subject.split(".")
+    if len(parts) != 6 or parts[3] != "read" or not subject.startswith(_PREFIX):
+        raise SubjectInvalid(subject)
+    return TenantId(parts[4])
+
+
+def is_of_tenant(pool: PoolId, tenant: TenantId, pattern: str) -> bool:
+    """Whether a pattern takes facts about this tenant alone: its jobs, their runs, the answers to its wishes.
+
+    >>> main, acme = PoolId("main"), TenantId("acme")
+    >>> all(is_of_tenant(main, acme, pattern) for pattern in (*facts_of_tenant(main, acme), *answers(main, acme)))
+    True
+    >>> is_of_tenant(main, acme, "apportion.v1.main.fact.*.job.*.train"), is_of_tenant(main, acme, all_facts(main)[0])
+    (False, False)
+    """
+    parts = pattern.split(".")
+    if parts[:4] != [*f"{ROOT}.{pool}".split("."), "fact"] or ">" in parts:
+        return False
+    match parts[5:]:
+        case ["job", whose, _] | ["wish", whose] | ["run", _, whose, _, _, _]:
+            return whose == tenant
+        case _:
+            return False
+
+
 def sample(pool: PoolId, node: NodeId, what: str) -> str:
     """Where a node's agent publishes readings, on plain NATS."""
     return f"{ROOT}.{pool}.sample.{node}.{what}"

@@ -74,14 +74,18 @@ class Rights(Struct, frozen=True, kw_only=True):
     """Whether it may answer the requests that it hears, wherever their replies go."""
 
 
-def inbox_prefix(public: str) -> str:
-    """Under which a principal hears replies: derived from its key, so that whoever has the key knows it."""
-    return f"_INBOX_{public}"
+def inbox_prefix(who: str) -> str:
+    """Under which a principal hears replies; ``who`` is its public key, or its name, which people find easier to say.
+
+    >>> inbox_prefix("tenant-acme")
+    '_INBOX_tenant-acme'
+    """
+    return f"_INBOX_{who}"
 
 
 def rights(pool: PoolId, principal: Principal) -> Rights:
     """What the principal may say and hear in this pool."""
-    inbox = f"{inbox_prefix(principal.public)}.>"
+    inbox = (f"{inbox_prefix(principal.public)}.>", f"{inbox_prefix(principal.name)}.>")
     prefix = f"{subjects.ROOT}.{pool}"
     wishes, facts = subjects.wishes_stream(pool), subjects.facts_stream(pool)
     letters = subjects.dead_letters_stream(pool)
@@ -96,7 +100,7 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     *_reading(wishes, facts, letters),
                     *_making(wishes, facts, letters),
                 ),
-                subscribe=(inbox, subjects.all_asks(pool), *_alive(pool, ADMISSION)),
+                subscribe=(*inbox, subjects.all_asks(pool), *_alive(pool, ADMISSION)),
                 may_respond=True,
             )
         case Role.PLACER:
@@ -107,7 +111,7 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     *_reading(wishes, facts, letters),
                     *_making(wishes, facts, letters),
                 ),
-                subscribe=(inbox, f"{prefix}.query.>", *_alive(pool, PLACER)),
+                subscribe=(*inbox, f"{prefix}.query.>", *_alive(pool, PLACER)),
                 may_respond=True,
             )
         case Role.MONITOR:
@@ -119,11 +123,10 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     *_making(wishes, facts, letters),
                 ),
                 subscribe=(
-                    inbox,
+                    *inbox,
                     f"{prefix}.query.>",
                     f"{prefix}.read.>",
                     f"{prefix}.sample.>",
-                    f"{prefix}.lease.>",
                     *_alive(pool, MONITOR),
                 ),
                 may_respond=True,
@@ -138,7 +141,7 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     f"$JS.API.STREAM.INFO.{wishes}",
                     f"$JS.API.STREAM.INFO.{letters}",
                 ),
-                subscribe=(inbox, f"{prefix}.node.{node}.>"),
+                subscribe=(*inbox, f"{prefix}.node.{node}.>"),
                 may_respond=True,
             )
         case Role.OPERATOR:
@@ -153,7 +156,7 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     "$JS.API.>",
                     "$JS.FC.>",
                 ),
-                subscribe=(inbox, f"{prefix}.>"),
+                subscribe=(*inbox, f"{prefix}.>"),
             )
         case Role.TENANT:
             tenant = TenantId(principal.of)
@@ -165,7 +168,7 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     subjects.query(pool, "schemas"),
                     subjects.query(pool, "asyncapi"),
                 ),
-                subscribe=(inbox,),
+                subscribe=inbox,
             )
         case Role.GATEWAY:
             kinds = (ev.JobRequested, ev.JobCancelRequested)
@@ -176,15 +179,15 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     *(subjects.ask(pool, any_tenant, kind) for kind in kinds),
                 ),
                 never_publish=(f"{prefix}.wish.{OPERATOR}.>", f"{prefix}.ask.{OPERATOR}.>"),
-                subscribe=(inbox,),
+                subscribe=inbox,
             )
         case Role.AUDITOR:
             return Rights(
                 publish=(f"{prefix}.query.>", *_reading(wishes, facts, letters)),
-                subscribe=(inbox, f"{prefix}.>"),
+                subscribe=(*inbox, f"{prefix}.>"),
             )
         case Role.REPLAYER:
-            return Rights(publish=_reading(wishes, facts), subscribe=(inbox,))
+            return Rights(publish=_reading(wishes, facts), subscribe=inbox)
 
 
 def _as_author(pool: PoolId, author: Author) -> tuple[str, ...]:

@@ -105,6 +105,8 @@ class Common(Struct, frozen=True, kw_only=True):
     """Which pool it serves."""
     bus_url: str = "nats://127.0.0.1:4222"
     """Where the bus is; several addresses are separated by commas."""
+    bus_key_file: Path | None = None
+    """The seed to speak with on a bus that lets in whom it knows: a file that its owner alone may read."""
     data_dir: Path = msgspec.field(default_factory=default_data_dir)
     """Where it keeps its files."""
     log_level: LogLevel = LogLevel.INFO

@@ -76,7 +76,11 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
         metrics = telemetry.start(SERVICE, settings)
         stack.callback(metrics.shutdown)
         bus = await Bus.connect(
-            settings.bus_url, pool=pool, name=SERVICE, on_error=lambda err: log.warning("bus_error", error=str(err))
+            settings.bus_url,
+            pool=pool,
+            name=SERVICE,
+            key=settings.bus_key_file,
+            on_error=lambda err: log.warning("bus_error", error=str(err)),
         )
         stack.push_async_callback(bus.close)
         await bus.provision()

@@ -12,6 +12,7 @@ from apportion.monitor import core, schemas
 from apportion.monitor.auditing import Recorder
 from apportion.monitor.hearing import Hearing
 from apportion.monitor.log import EventLog, log_path
+from apportion.monitor.reading import Reading
 from apportion.monitor.replicas import Replicas
 from apportion.monitor.service import QueryService
 from apportion.monitor.writer import LogWriter
@@ -51,7 +52,11 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
     health: HealthServer | None = None
     try:
         bus = await Bus.connect(
-            settings.bus_url, pool=pool, name=SERVICE, on_error=lambda err: log.warning("bus_error", error=str(err))
+            settings.bus_url,
+            pool=pool,
+            name=SERVICE,
+            key=settings.bus_key_file,
+            on_error=lambda err: log.warning("bus_error", error=str(err)),
         )
         await bus.provision()
         writer = LogWriter(event_log, bus, batch_s=settings.log_batch_ms / 1000, on_logged=metrics.logged)
@@ -79,6 +84,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             pool=lambda: reactor.state.pool,
             clock=clock,
         )
+        reading = Reading(bus)
         is_answering = asyncio.Event()
         health = HealthServer(
             SERVICE,
@@ -99,6 +105,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             # Of several monitors one answers, or a question would have as many answers as there are.
             await reactor.ready.wait()
             await queries.start()
+            await reading.start()
             is_answering.set()
 
         answering = asyncio.create_task(answer_once_active(), name="queries")
@@ -107,6 +114,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
         finally:
             answering.cancel()
             queries.close()
+            reading.close()
     finally:
         if health is not None:
             health.stop()

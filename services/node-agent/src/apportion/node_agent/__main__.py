@@ -136,7 +136,9 @@ class Agent:
                 devices.keep_accounts(device.uuid)
 
             author = agent_author(self._node)
-            bus = await Bus.connect(settings.bus_url, pool=self._pool, name=f"apportion-{author}")
+            bus = await Bus.connect(
+                settings.bus_url, pool=self._pool, name=f"apportion-{author}", key=settings.bus_key_file
+            )
             stack.push_async_callback(bus.close)
             await bus.provision()
             reactor = Reactor(
