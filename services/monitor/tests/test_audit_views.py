@@ -126,6 +126,25 @@ def test_a_preemption_says_who_what_and_how_much_was_lost(log: EventLog) -> None
     ) == [(14, LOW_1, "acme", "service:placer", "for acme/high", 7, 1000, 100, "Preempted", 1, 4)]
 
 
+def test_a_move_says_from_where_to_where_and_what_it_cost(tmp_path: Path) -> None:
+    tape = Tape()
+    moved = ev.MigrationCompleted(
+        job_id=JobId("acme/low"),
+        attempt=2,
+        cause=RunCause.NODE_LOST,
+        from_nodes=(NODE,),
+        to_nodes=(NodeId("node-2"), NodeId("node-3")),
+        downtime_ms=24_000,
+        lost_work_s=79,
+    )
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append([tape.fact(moved)])
+        assert asked(
+            log,
+            "SELECT job_id, tenant, cause, attempt, from_nodes, to_nodes, downtime_ms, lost_work_s FROM v_migrations",
+        ) == [("acme/low", "acme", "NodeLost", 2, ["node-1"], ["node-2", "node-3"], 24_000, 79)]
+
+
 def test_what_a_queue_may_hold_and_holds(log: EventLog) -> None:
     """500 of high and 250 of low's second attempt, of 2 devices."""
     assert asked(

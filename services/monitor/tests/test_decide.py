@@ -4,15 +4,16 @@ import msgspec
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Refusal, Verdict
+from apportion.contracts.causes import NodeRule, Refusal, RunCause, Thaw, Verdict
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import MONITOR, OPERATOR, NodeId, RunId
 from apportion.contracts.testing import ACME, NOON, a_job, a_job_request, a_node, a_placement, as_fact, as_wish
 from apportion.monitor import core
 from apportion.monitor.core import Heard, Resumed, State, Tick
+from apportion.monitor.wishes import NS_PER_S
 from apportion.pool.state import NodeState
 
-S = core.NS_PER_S
+S = NS_PER_S
 NODE = NodeId("node-1")
 
 
@@ -176,13 +177,84 @@ def test_when_most_of_the_fleet_is_silent_at_once_nothing_is_fenced() -> None:
     assert pool.tick(5) == [ev.ControlPlaneFrozen(silent=2, nodes=3)]
     assert pool.tick(100) == []
     # The fleet speaks again: what is silent still gets a whole lease from here.
-    assert pool.hear(101, "node-1", "node-2") == [ev.ControlPlaneThawed(silent=1, nodes=3)]
+    assert pool.hear(101, "node-1", "node-2") == [ev.ControlPlaneThawed(silent=1, nodes=3, frozen_ms=96_000)]
     assert pool.hear(105, "node-1", "node-2") == []
     assert pool.hear(106, "node-1", "node-2") == [
         ev.NodeSuspected(node_id=NodeId("node-3"), epoch=0, silent_ms=5000, lease_ms=20_000)
     ]
     assert pool.hear(120.9, "node-1", "node-2") == []
     assert [type(f) for f in pool.hear(121, "node-1", "node-2")] == [ev.NodeLost, ev.NodeFenced]
+
+
+def frozen_fleet() -> Pool:
+    """Three nodes, frozen at 5 s as the first two are dead; the third is heard each second."""
+    pool = Pool("node-1", "node-2", "node-3")
+    pool.tick(0)
+    assert [type(f) for second in range(1, 6) for f in pool.hear(second, "node-3")] == [ev.ControlPlaneFrozen]
+    return pool
+
+
+def test_two_dead_nodes_of_three_are_fenced_once_the_third_was_heard_for_long_enough() -> None:
+    """The bus brings another's voice all the while, so it isn't the bus that is silent."""
+    pool = frozen_fleet()
+    said = [(second, f) for second in range(6, 90) for f in pool.hear(second, "node-3")]
+    assert said[0] == (
+        65,
+        ev.ControlPlaneThawed(
+            silent=2,
+            nodes=3,
+            why=Thaw.WAITED,
+            presumed_lost=(NodeId("node-1"), NodeId("node-2")),
+            frozen_ms=60_000,
+        ),
+    )
+    kinds = [type(f) for _, f in said[1:]]
+    assert kinds == [ev.NodeSuspected, ev.NodeSuspected, ev.NodeLost, ev.NodeFenced, ev.NodeLost, ev.NodeFenced]
+    assert {second for second, _ in said} == {65}
+    assert not pool.state.presumed_lost
+
+
+def test_where_nobody_is_heard_the_freeze_has_no_end() -> None:
+    """Nothing tells a dead fleet from a monitor that is cut off with its bus; an operator can."""
+    pool = frozen_fleet()
+    assert pool.tick(10_000) == []
+    pool.wish(ev.ControlPlaneThawRequested(reason="the room burnt down"), actor="user:alice")
+    said = pool.decided()
+    assert said[0] == ev.ControlPlaneThawed(
+        silent=3,
+        nodes=3,
+        why=Thaw.ASKED,
+        presumed_lost=(NodeId("node-1"), NodeId("node-2"), NodeId("node-3")),
+        frozen_ms=9_995_000,
+        actor="user:alice",
+        reason="the room burnt down",
+        answers=1,
+        caused_by="wish-1",
+    )
+    assert sum(isinstance(f, ev.NodeFenced) for f in said) == 3
+
+
+def test_a_pause_of_the_monitor_does_not_count_as_frozen_time() -> None:
+    """What it could not hear proves nothing about those who were silent."""
+    pool = frozen_fleet()
+    pool.state = core.observe(pool.state, Resumed(at_ns=100 * S), NOON)
+    assert [f for second in range(101, 160) for f in pool.hear(second, "node-3")] == []
+    assert isinstance(pool.hear(160, "node-3")[0], ev.ControlPlaneThawed)
+
+
+def test_who_thaws_what_is_not_frozen_is_told_so() -> None:
+    """And a dry run says what would follow where it is."""
+    pool = Pool("node-1")
+    pool.wish(ev.ControlPlaneThawRequested(reason="r"))
+    (refused,) = pool.decided()
+    assert isinstance(refused, ev.NodeWishRejected)
+    assert refused.code is Refusal.POOL_STATE
+    frozen = frozen_fleet()
+    frozen.wish(ev.ControlPlaneThawRequested(reason="r", dry_run=True))
+    (judged,) = frozen.decided()
+    assert isinstance(judged, ev.NodeWishJudged)
+    assert judged.would == ("Placing goes on. Fenced once their lease has ended: node-1, node-2.",)
+    assert frozen.state.pool.frozen
 
 
 def test_a_small_fleet_is_never_frozen() -> None:
@@ -439,3 +511,168 @@ def test_a_question_is_stated_once_and_forgotten_when_it_came_round() -> None:
     assert core.decide(core.restore(core.snapshot(state)), NOON) == []
     state = core.evolve(state, as_fact(record, 1))
     assert core.decide(state, NOON) == []
+
+
+# Nodes that the monitor takes out by itself ---------------------------------------------------------------------------
+
+
+def flap(pool: Pool, at: float) -> list[ev.Fact]:
+    """Node 1 is silent for 6 s from ``at``, then heard again; node 2 is heard all along."""
+    said = pool.hear(at, "node-1", "node-2")
+    said += pool.hear(at + 3, "node-2")
+    said += pool.hear(at + 6, "node-2")
+    return said + pool.hear(at + 6.5, "node-1", "node-2")
+
+
+def test_a_node_that_flaps_is_cordoned_and_must_be_steady_for_twice_as_long_each_time() -> None:
+    """Placing on it and taking away again costs its jobs more than waiting does; it needs nobody to come back."""
+    pool = Pool("node-1", "node-2")
+    pool.tick(0)
+    assert [type(f) for number in range(2) for f in flap(pool, number * 10)] == [ev.NodeSuspected, ev.NodeTrusted] * 2
+    suspected, cordoned, _ = flap(pool, 20)
+    assert isinstance(suspected, ev.NodeSuspected)
+    assert isinstance(cordoned, ev.NodeCordoned)
+    assert (cordoned.rule, cordoned.steady_ms, len(cordoned.evidence)) == (NodeRule.FLAPPING, 20_000, 3)
+    assert pool.state.pool.nodes[NODE].state is NodeState.CORDONED
+    steady = [(second, f) for second in range(27, 50) for f in pool.hear(second, "node-1", "node-2")]
+    assert [(second, type(f)) for second, f in steady] == [(47, ev.NodeUncordoned)]
+    assert pool.decided() == []
+    again = [f for f in flap(pool, 60) if isinstance(f, ev.NodeCordoned)]
+    assert [f.steady_ms for f in again] == [40_000]
+
+
+def test_an_operator_s_word_takes_the_place_of_the_monitor_s_cordon() -> None:
+    """What an operator cordons stays so, and what an operator uses again begins anew."""
+    pool = Pool("node-1", "node-2")
+    pool.tick(0)
+    for number in range(3):
+        flap(pool, number * 10)
+    pool.wish(CORDON)
+    pool.decided()
+    assert [f for second in range(27, 90) for f in pool.hear(second, "node-1", "node-2")] == []
+    pool.wish(UNCORDON)
+    pool.decided()
+    assert [type(f) for f in flap(pool, 100)] == [ev.NodeSuspected, ev.NodeTrusted]
+
+
+def test_the_last_usable_node_is_never_cordoned_by_a_rule() -> None:
+    """A pool of one that flaps is better than none."""
+    pool = Pool("node-1")
+    pool.tick(0)
+    for number in range(6):
+        pool.hear(number * 10, "node-1")
+        pool.tick(number * 10 + 6)
+        pool.hear(number * 10 + 6.5, "node-1")
+    assert not any(isinstance(f, ev.NodeCordoned) for f in pool.said)
+
+
+def ended(pool: Pool, name: str, node: str, cause: RunCause) -> None:
+    """A job's run on that node ends like this."""
+    pool.fold(a_job(name))
+    pool.fold(a_placement(f"acme/{name}", node=node))
+    run_id = RunId(f"acme/{name}/0/1")
+    pool.fold(
+        ev.RunFinished(run_id=run_id, node_id=NodeId(node), cause=cause, finished_at=NOON), author=f"agent-{node}"
+    )
+
+
+@pytest.mark.parametrize(("elsewhere", "is_cordoned"), [(RunCause.SUCCESS, True), (RunCause.USER_ERROR, False)])
+def test_a_node_on_which_jobs_fail_that_run_elsewhere_is_cordoned_with_the_evidence(
+    elsewhere: RunCause, *, is_cordoned: bool
+) -> None:
+    """Where they fail everywhere it is the jobs."""
+    pool = Pool("node-1", "node-2", "node-3")
+    pool.tick(0)
+    pool.hear(1, "node-1", "node-2", "node-3")
+    for number in range(12):
+        ended(pool, f"there-{number}", "node-2", elsewhere)
+    for number in range(5):
+        assert pool.decided() == []
+        ended(pool, f"here-{number}", "node-1", RunCause.USER_ERROR)
+    said = pool.decided()
+    assert [type(f) for f in said] == [ev.NodeCordoned] * is_cordoned
+    if is_cordoned:
+        assert said == [
+            ev.NodeCordoned(
+                node_id=NODE,
+                actor="service:monitor",
+                reason="5 of its last 5 runs failed, of 5 jobs; elsewhere 0 of 12",
+                rule=NodeRule.FAILING_RUNS,
+                evidence=tuple(f"acme/here-{number}/0/1" for number in range(5)),
+            )
+        ]
+
+
+def test_what_jobs_are_told_or_use_too_much_of_is_not_held_against_a_node() -> None:
+    """A tenant that asks for too little memory must not empty the pool."""
+    pool = Pool("node-1", "node-2")
+    pool.tick(0)
+    for number in range(12):
+        ended(pool, f"there-{number}", "node-2", RunCause.SUCCESS)
+        ended(pool, f"here-{number}", "node-1", (RunCause.OUT_OF_MEMORY, RunCause.CANCELLED)[number % 2])
+    assert pool.decided() == []
+
+
+# Moves ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_of_a_lost_node_is_said_to_have_moved_once_all_of_it_runs_again() -> None:
+    """Down since the node was last heard, not since it was fenced; what it had done is to be done again."""
+    pool = Pool("node-1", "node-2")
+    pool.tick(0)
+    pool.fold(a_job(replicas=2))
+    for replica in range(2):
+        pool.fold(a_placement(node=f"node-{replica + 1}", replica=replica))
+        pool.fold(
+            ev.RunStarted(
+                run_id=RunId(f"acme/train-7/{replica}/1"), node_id=NodeId(f"node-{replica + 1}"), pid=1, started_at=NOON
+            ),
+            at=NOON + replica * S,
+        )
+    pool.fold(ev.NodeLost(node_id=NODE, silent_ms=20_000, lease_ms=20_000, rule="silence"), at=NOON + 100 * S)
+    pool.fold(ev.NodeFenced(node_id=NODE, epoch=1), at=NOON + 100 * S)
+    other = RunId("acme/train-7/1/1")
+    pool.fold(
+        ev.RunFinished(run_id=other, node_id=NodeId("node-2"), cause=RunCause.GANG_BROKEN, finished_at=NOON),
+        author="agent-node-2",
+        at=NOON + 101 * S,
+    )
+    pool.fold(ev.RunReleased(run_id=other, node_id=NodeId("node-2"), released_at=NOON), at=NOON + 101 * S)
+    pool.fold(ev.JobRequeued(job_id=a_job().job_id, attempt=2, cause=RunCause.NODE_LOST), at=NOON + 102 * S)
+    assert pool.decided() == []
+    for replica in range(2):
+        pool.fold(a_placement(node="node-2", replica=replica, attempt=2))
+    for replica in range(2):
+        assert pool.decided() == []
+        run = RunId(f"acme/train-7/{replica}/2")
+        pool.fold(
+            ev.RunStarted(run_id=run, node_id=NodeId("node-2"), pid=1, started_at=NOON), at=NOON + (103 + replica) * S
+        )
+    assert pool.decided() == [
+        ev.MigrationCompleted(
+            job_id=a_job().job_id,
+            attempt=2,
+            cause=RunCause.NODE_LOST,
+            from_nodes=(NODE, NodeId("node-2")),
+            to_nodes=(NodeId("node-2"),),
+            downtime_ms=24_000,
+            lost_work_s=79,
+            caused_by=f"fact-{pool.seq - 1}",
+        )
+    ]
+
+
+def test_a_job_that_failed_by_itself_did_not_move() -> None:
+    """It is tried again, which is another thing."""
+    pool = Pool("node-1")
+    pool.fold(a_job())
+    run = RunId("acme/train-7/0/1")
+    pool.fold(a_placement())
+    pool.fold(ev.RunStarted(run_id=run, node_id=NODE, pid=1, started_at=NOON))
+    pool.fold(
+        ev.RunFinished(run_id=run, node_id=NODE, cause=RunCause.USER_ERROR, finished_at=NOON), author="agent-node-1"
+    )
+    pool.fold(ev.JobRequeued(job_id=a_job().job_id, attempt=2, cause=RunCause.USER_ERROR))
+    pool.fold(a_placement(attempt=2))
+    pool.fold(ev.RunStarted(run_id=RunId("acme/train-7/0/2"), node_id=NODE, pid=1, started_at=NOON))
+    assert pool.decided() == []

@@ -11,7 +11,7 @@ import pytest
 from apportion.contracts import subjects
 from apportion.contracts.ids import NodeId, PoolId
 from apportion.monitor.core import Heard, Resumed, Sign, Tick
-from apportion.monitor.hearing import Hearing
+from apportion.monitor.hearing import Hearing, Skews
 from apportion.runtime.clock import SystemClock
 from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.stream import Bus
@@ -88,3 +88,12 @@ async def test_while_the_bus_hangs_no_time_passes_and_then_a_new_reckoning_begin
     await ears.until(Tick, after=await ears.until(Heard, after=frozen))
     assert isinstance(ears.fed[frozen], Resumed), ears.fed[frozen:]
     assert ears.fed[frozen].at_ns <= ears.fed[frozen + 1].at_ns
+
+
+def test_skew_is_what_the_fastest_heartbeat_tells() -> None:
+    """Travel time only ever makes a clock look late, so the best of many is the nearest."""
+    skews = Skews()
+    node = NodeId("node-1")
+    for delay_ms in (40, 3, 900):
+        skews.heard(node, said_at=10_000_000_000 + 250_000_000, received_at=10_000_000_000 + delay_ms * 1_000_000)
+    assert skews.seconds([node, NodeId("node-2")]) == {node: 0.247}

@@ -14,6 +14,7 @@ from apportion.contracts.ids import OPERATOR, NodeId, TenantId
 from apportion.contracts.testing import ACME, NOON, a_node, as_fact, as_wish
 from apportion.monitor import core
 from apportion.monitor.core import Heard, Observation, Resumed, State, Tick
+from apportion.monitor.wishes import NS_PER_S
 
 NODES = [f"node-{i}" for i in range(4)]
 node = st.sampled_from(NODES)
@@ -21,6 +22,7 @@ wish = st.one_of(
     st.builds(ev.NodeCordonRequested, node_id=node, reason=st.just("r")),
     st.builds(ev.NodeDrainRequested, node_id=node, reason=st.just("r"), deadline_s=st.integers(0, 9)),
     st.builds(ev.NodeUncordonRequested, node_id=node, reason=st.just("r")),
+    st.builds(ev.ControlPlaneThawRequested, reason=st.just("r")),
 )
 Step = tuple[str, object]
 step = st.one_of(
@@ -70,15 +72,15 @@ class World:
                         node=NodeId(name),
                         session=f"{name}-s1",
                         epoch=epoch,
-                        at_ns=self.clock_s * core.NS_PER_S,
+                        at_ns=self.clock_s * NS_PER_S,
                     )
                 )
             case "tick", int(seconds):
                 self.clock_s += seconds
-                self.observe(Tick(at_ns=self.clock_s * core.NS_PER_S))
+                self.observe(Tick(at_ns=self.clock_s * NS_PER_S))
             case "resume", int(seconds):
                 self.clock_s += seconds
-                self.observe(Resumed(at_ns=self.clock_s * core.NS_PER_S))
+                self.observe(Resumed(at_ns=self.clock_s * NS_PER_S))
             case _:
                 self.state = core.restore(core.snapshot(self.state))
         self.settle()

@@ -18,7 +18,7 @@ _SECTIONS: Final = (
     ("Run a pool", ("up", "demo", "doctor")),
     ("Ask for work", ("submit", "cancel", "hold", "release", "reprioritize", "preempt", "resize", "size")),
     ("Look", ("jobs", "show", "why", "nodes", "events", "logs")),
-    ("Care for nodes", ("cordon", "drain", "uncordon")),
+    ("Care for nodes", ("cordon", "drain", "uncordon", "thaw")),
     ("Who is let in", ("keys",)),
     ("Prove it", ("audit", "sql", "log", "replay")),
     ("Measure", ("bench",)),

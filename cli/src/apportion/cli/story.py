@@ -66,6 +66,13 @@ def sentence(row: Row) -> str:
             back = "at once" if not body.get("not_before_at") else "after a pause"
             left = body.get("retries_left", 0)
             return f"waits again ({back}) as attempt {body.get('attempt')}: {row['cause']}; {left} retries left"
+        case "MigrationCompleted":
+            there, here = ", ".join(body.get("from_nodes", ())), ", ".join(body.get("to_nodes", ()))
+            down_s = body.get("downtime_ms", 0) / 1000
+            return (
+                f"has moved from {there} to {here} ({row['cause']}): down for {down_s:.1f} s,"
+                f" {body.get('lost_work_s', 0)} s of work to do again"
+            )
         case "JobHeld":
             return f"is held by {row['actor']}{_reason(body)}"
         case "JobReleased":

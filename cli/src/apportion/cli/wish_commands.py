@@ -48,6 +48,12 @@ def _ask_job(kind: str, job: str, options: dict[str, Any], **fields: Any) -> int
     return _ask(place, getattr(ev, kind), options, job_id=name, **fields)
 
 
+def _event(kind: str) -> Any:
+    from apportion.contracts import events as ev
+
+    return getattr(ev, kind)
+
+
 def _ask_node(kind: str, node: str, options: dict[str, Any]) -> int:
     from apportion.contracts import events as ev
 
@@ -145,6 +151,16 @@ def cordon(*, node: str, **options: Any) -> int:
 def uncordon(*, node: str, **options: Any) -> int:
     """Ask that NODE is used again."""
     return _ask_node("NodeUncordonRequested", node, options)
+
+
+@cli.command()
+@_wish_options(is_reason_required=True)
+def thaw(**options: Any) -> int:
+    """Say that the silent nodes are gone, so that a frozen control plane fences them and goes on.
+
+    It thaws by itself when half of the nodes or more speak again, or after freeze_ms if any node was heard.
+    """
+    return _ask(_place(options), _event("ControlPlaneThawRequested"), options)
 
 
 async def _wish(place: "Place", wish: Any, *, output: str) -> int:

@@ -91,6 +91,8 @@ class Refusal(StrEnum):
     NODE_NOT_FOUND = "NodeNotFound"
     NODE_STATE = "NodeState"
     """The node is not in a state in which this can be done."""
+    POOL_STATE = "PoolState"
+    """The pool is not in a state in which this can be done."""
     NOT_PERMITTED = "NotPermitted"
     RATE_LIMITED = "RateLimited"
     BUSY = "Busy"
@@ -102,6 +104,28 @@ class Verdict(StrEnum):
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
+
+
+@unique
+class Thaw(StrEnum):
+    """Why a frozen control plane goes on."""
+
+    HEARD = "Heard"
+    """Half of the fleet or more speaks again: what was silent is judged from anew."""
+    WAITED = "Waited"
+    """It was frozen for long enough, and other nodes were heard over the same bus: those silent are gone."""
+    ASKED = "Asked"
+    """An operator says that those silent are gone."""
+
+
+@unique
+class NodeRule(StrEnum):
+    """By which rule of its own the monitor cordoned a node."""
+
+    FLAPPING = "Flapping"
+    """It fell silent and came back again and again; ends by itself once the node was steady for long enough."""
+    FAILING_RUNS = "FailingRuns"
+    """Runs of many jobs failed here and not elsewhere; ends when an operator says so."""
 
 
 @unique

@@ -16,12 +16,14 @@ from msgspec import Meta, Struct
 from apportion.contracts.causes import (
     DeviceHealth,
     Mode,
+    NodeRule,
     Pending,
     QueueOrder,
     Refusal,
     RunCause,
     ServiceClass,
     StopCause,
+    Thaw,
     Verdict,
     WorkloadKind,
 )
@@ -475,6 +477,17 @@ class NodeUncordonRequested(Wish, frozen=True, kw_only=True, tag="NodeUncordonRe
 
     ANSWERED_BY: ClassVar[Author] = MONITOR
     node_id: Name
+    reason: Reason
+    dry_run: bool = False
+
+
+class ControlPlaneThawRequested(Wish, frozen=True, kw_only=True, tag="ControlPlaneThawRequested.v1"):
+    """An operator says that the silent nodes are gone, so that the frozen control plane fences them and goes on.
+
+    Answered by ControlPlaneThawed or NodeWishRejected.
+    """
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
     reason: Reason
     dry_run: bool = False
 
@@ -1162,6 +1175,12 @@ class NodeCordoned(Fact, frozen=True, kw_only=True, tag="NodeCordoned.v1"):
     actor: str
     reason: str
     answers: int = 0
+    rule: NodeRule | None = None
+    """The monitor's own rule; None where an operator asked."""
+    evidence: tuple[str, ...] = ()
+    """The runs, or the events, that the rule went by."""
+    steady_ms: int = 0
+    """Of a flapping node: it is used again once it was heard without a gap for so long."""
 
 
 class NodeDraining(Fact, frozen=True, kw_only=True, tag="NodeDraining.v1"):
@@ -1183,6 +1202,8 @@ class NodeUncordoned(Fact, frozen=True, kw_only=True, tag="NodeUncordoned.v1"):
     actor: str
     reason: str
     answers: int = 0
+    rule: NodeRule | None = None
+    """The monitor's own rule, by which it had cordoned the node; None where an operator asked."""
 
 
 class ControlPlaneFrozen(Fact, frozen=True, kw_only=True, tag="ControlPlaneFrozen.v1"):
@@ -1194,11 +1215,38 @@ class ControlPlaneFrozen(Fact, frozen=True, kw_only=True, tag="ControlPlaneFroze
 
 
 class ControlPlaneThawed(Fact, frozen=True, kw_only=True, tag="ControlPlaneThawed.v1"):
-    """The fleet speaks again. Written by monitor."""
+    """The control plane goes on: the fleet speaks again, or those silent are taken for gone. Written by monitor."""
 
     AUTHOR: ClassVar[Author] = MONITOR
     silent: int
     nodes: int
+    why: Thaw = Thaw.HEARD
+    presumed_lost: tuple[NodeId, ...] = ()
+    """Nodes whose silence no longer freezes anything: they are fenced once their lease has ended."""
+    frozen_ms: int = 0
+    """For how long the monitor had listened meanwhile."""
+    actor: str = ""
+    reason: str = ""
+    answers: int = 0
+
+
+class MigrationCompleted(Fact, frozen=True, kw_only=True, tag="MigrationCompleted.v1"):
+    """A job that lost its place runs again, all of its replicas. Written by monitor.
+
+    It had been stopped by what is no doing of its own: a lost node, a device's fault, a drain.
+    """
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    job_id: JobId
+    attempt: int
+    """The one that runs now."""
+    cause: RunCause
+    from_nodes: tuple[NodeId, ...]
+    to_nodes: tuple[NodeId, ...]
+    downtime_ms: int
+    """From the last moment in which all of it ran, as far as anybody heard, to the start of its last replica."""
+    lost_work_s: int
+    """What the stopped attempt had run for and has to do again, on the clock, not summed over replicas."""
 
 
 class AuditQueryRun(Fact, frozen=True, kw_only=True, tag="AuditQueryRun.v1"):
@@ -1235,7 +1283,8 @@ JobWish = (
     | QueueUpsertRequested
 )
 NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested
-AnyWish = JobWish | NodeWish
+MonitorWish = NodeWish | ControlPlaneThawRequested
+AnyWish = JobWish | MonitorWish
 
 JobFact = (
     JobAdmitted
@@ -1271,6 +1320,7 @@ MonitorFact = (
     | NodeUncordoned
     | ControlPlaneFrozen
     | ControlPlaneThawed
+    | MigrationCompleted
     | AuditQueryRun
 )
 AnyFact = LeaseClaimed | JobFact | PlacerFact | AgentFact | MonitorFact

@@ -37,6 +37,10 @@ class MonitorSettings(AuthorSettings, frozen=True, kw_only=True):
     """After this much silence nothing new is placed on a node."""
     lease_ms: Annotated[int, Meta(ge=200, le=86_400_000)] = core.LEASE_MS
     """After this much silence a node is fenced and its runs move."""
+    freeze_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)] = core.FREEZE_MS
+    """Frozen for so long while some nodes are heard, the control plane takes the silent ones for gone."""
+    self_cordon: bool = True
+    """Whether flapping nodes, and nodes on which runs fail, are cordoned without anybody asking."""
     log_batch_ms: Annotated[int, Meta(ge=1, le=1_000)] = 250
     """How long the log waits for more rows before it commits those that came."""
 
@@ -65,7 +69,12 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             core=core,
             author=MONITOR,
             bus=bus,
-            config={"suspect_ms": settings.suspect_ms, "lease_ms": settings.lease_ms},
+            config={
+                "suspect_ms": settings.suspect_ms,
+                "lease_ms": settings.lease_ms,
+                "freeze_ms": settings.freeze_ms,
+                "self_cordon": int(settings.self_cordon),
+            },
             reads_wishes=True,
             snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
             clock=clock,
@@ -82,6 +91,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             writer=writer,
             recorder=recorder,
             pool=lambda: reactor.state.pool,
+            skews=hearing.skews,
             clock=clock,
         )
         reading = Reading(bus)

@@ -8,12 +8,13 @@ here. A node is judged like this::
       └───────────(heard again)────────────┘     recovered ◄──(registers with it)──────┘
 
 When more than half of a fleet of three or more is silent at once, the likelier explanation is the monitor's own
-connection: the control plane freezes and nobody is fenced until the fleet speaks again. For the same reason a node is
-given a full lease whenever the monitor starts, or notices that it had not been listening for a while.
+connection: the control plane freezes and nobody is fenced until the fleet speaks again, until it was frozen for
+freeze_ms while others were heard over the same bus, or until an operator says that the silent nodes are gone
+(docs/adr/0005-thaw.md). For the same reason a node is given a full lease whenever the monitor starts, or notices that
+it had not been listening for a while.
 """
 
 import hashlib
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -21,34 +22,35 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Refusal, Verdict
-from apportion.contracts.envelope import Entry, Stream, Undecodable
-from apportion.contracts.ids import MONITOR, NodeId, RunId, TenantId, node_of_author
-from apportion.pool.state import NodeState, NodeView, Pool, RunState, run_of
+from apportion.contracts.causes import Thaw
+from apportion.contracts.envelope import Entry, Stream
+from apportion.contracts.ids import MONITOR, NodeId, node_of_author
+from apportion.monitor import misfits, moves
+from apportion.monitor.misfits import Misfits
+from apportion.monitor.moves import Moves
+from apportion.monitor.wishes import AskedWish, Situation, answered, asked_of_us
+from apportion.pool.state import NodeState, NodeView, Pool
 from apportion.pool.state import evolve as evolve_pool
 
 SUSPECT_MS: Final = 5_000
 LEASE_MS: Final = 20_000
+FREEZE_MS: Final = 60_000
 FLEET_MIN: Final = 3
 """From this many nodes on, half of them silent at once is doubted."""
 FACTS_MAX: Final = 900
 """At most this many facts a decision: one atomic batch; the rest follows once these came round."""
-RUNS_NAMED_MAX: Final = 100
-"""At most this many runs are named by the answer to a dry run."""
 NS_PER_MS: Final = 1_000_000
-NS_PER_S: Final = 1_000_000_000
 
 _RULES: Final = (
-    "suspect after suspect_ms of silence; lost and fenced after lease_ms; frozen while silent*2 > nodes >= 3;"
-    " a full lease after a start, a pause and a thaw; wishes about nodes answered in order, operators only;"
-    " a dry run judged by what would answer it; questions to the log recorded;"
-    " settings: suspect_ms lease_ms"
+    "suspect after suspect_ms of silence; lost and fenced after lease_ms; frozen while silent*2 > nodes >= 3, until"
+    " heard, asked, or freeze_ms with one heard; a full lease after a start, a pause and a thaw by being heard;"
+    " wishes answered in order, operators only; a dry run judged by what would answer it; questions recorded;"
+    " flapping nodes and nodes whose runs fail cordoned by misfits.RULES; moves told by moves;"
+    " settings: suspect_ms lease_ms freeze_ms self_cordon"
 )
-POLICY: Final = f"liveness@3#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
+POLICY: Final = f"liveness@4#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
 RULE: Final = "silence"
 """Named in NodeLost: what made the monitor say so."""
-
-_NODE_WISHES: Final = frozenset(kind.__name__ for kind in ev.NodeWish.__args__)
 
 
 class Heard(Struct, frozen=True, kw_only=True):
@@ -99,21 +101,6 @@ class Fence(Struct, kw_only=True):
     """The event that told."""
 
 
-class NodeWishEntry(Struct, frozen=True, kw_only=True):
-    """A wish about a node that has no answer yet."""
-
-    seq: int
-    event_id: str
-    tenant: TenantId
-    actor: str
-    type: str
-    """Such as ``NodeDrainRequested``."""
-    expires_at: int
-    wish: ev.NodeWish | None
-    undecodable: Undecodable | None = None
-    """Why it is none; set where ``wish`` is not."""
-
-
 class State(Struct, kw_only=True):
     """The pool, what was heard of its nodes, and the wishes that wait for an answer."""
 
@@ -121,10 +108,17 @@ class State(Struct, kw_only=True):
     wishes_seq: int = 0
     answered: int = 0
     """Highest sequence of a wish that a fact of ours answers; answers come in order."""
-    inbox: list[NodeWishEntry] = []
+    inbox: list[AskedWish] = []
     """Wishes about nodes that have no answer yet, in order."""
     suspect_ms: int = SUSPECT_MS
     lease_ms: int = LEASE_MS
+    freeze_ms: int = FREEZE_MS
+    self_cordon: bool = True
+    """Whether the monitor cordons nodes by rules of its own."""
+    presumed_lost: set[NodeId] = set()
+    """Nodes that were silent when the control plane thawed all the same: their silence freezes nothing."""
+    misfits: Misfits = msgspec.field(default_factory=Misfits)
+    moves: Moves = msgspec.field(default_factory=Moves)
     fenced: dict[NodeId, Fence] = {}
     clock_ns: int | None = None
     """Latest instant of the monotonic clock; None until something was observed in this life."""
@@ -136,6 +130,10 @@ class State(Struct, kw_only=True):
     """When a node was last heard in this life."""
     gap_ms: dict[NodeId, int] = {}
     """How long the silence was that its last sign of life ended."""
+    steady_ns: dict[NodeId, int] = {}
+    """Since when a node was heard without a gap, in this life."""
+    frozen_ns: int | None = None
+    """Since when the control plane is frozen and the monitor listened, in this life."""
     questions: list[ev.AuditQueryRun] = []
     """Asked in this life and not recorded yet; a process that ends gives none of their answers."""
 
@@ -146,9 +144,14 @@ class Snapshot(Struct, kw_only=True):
     pool: Pool
     wishes_seq: int
     answered: int
-    inbox: list[NodeWishEntry]
+    inbox: list[AskedWish]
     suspect_ms: int
     lease_ms: int
+    freeze_ms: int
+    self_cordon: bool
+    presumed_lost: list[NodeId]
+    misfits: Misfits
+    moves: Moves
     fenced: dict[NodeId, Fence]
 
 
@@ -171,6 +174,11 @@ def snapshot(state: State) -> bytes:
             inbox=state.inbox,
             suspect_ms=state.suspect_ms,
             lease_ms=state.lease_ms,
+            freeze_ms=state.freeze_ms,
+            self_cordon=state.self_cordon,
+            presumed_lost=sorted(state.presumed_lost),
+            misfits=state.misfits,
+            moves=state.moves,
             fenced=state.fenced,
         )
     )
@@ -186,6 +194,11 @@ def restore(data: bytes) -> State:
         inbox=kept.inbox,
         suspect_ms=kept.suspect_ms,
         lease_ms=kept.lease_ms,
+        freeze_ms=kept.freeze_ms,
+        self_cordon=kept.self_cordon,
+        presumed_lost=set(kept.presumed_lost),
+        misfits=kept.misfits,
+        moves=kept.moves,
         fenced=kept.fenced,
     )
 
@@ -203,13 +216,15 @@ def evolve(state: State, entry: Entry) -> State:
     if entry.stream is Stream.WISHES:
         if entry.seq > state.wishes_seq:
             state.wishes_seq = entry.seq
-            wish = None if entry.seq <= state.answered else _wish_about_a_node(entry)
+            wish = None if entry.seq <= state.answered else asked_of_us(entry)
             if wish is not None:
                 state.inbox.append(wish)
         return state
     if entry.seq <= state.pool.seq:
         return state  # delivered twice
+    moves.evolve(state.moves, state.pool, entry)
     evolve_pool(state.pool, entry)
+    misfits.evolve(state.misfits, entry)
     event = entry.event
     match event:
         case ev.LeaseClaimed() if entry.author == MONITOR:
@@ -219,14 +234,21 @@ def evolve(state: State, entry: Entry) -> State:
         case ev.NodeFenced():
             state.fenced[event.node_id] = Fence(epoch=event.epoch, fenced_at=entry.recorded_at)
             state.heard_ns.pop(event.node_id, None)
+            state.presumed_lost.discard(event.node_id)
+        case ev.NodeTrusted():
+            state.presumed_lost.discard(event.node_id)
         case ev.NodeRecovered():
             state.fenced.pop(event.node_id, None)
+        case ev.ControlPlaneFrozen():
+            state.frozen_ns = state.clock_ns
         case ev.ControlPlaneThawed():
-            state.granted_ns = state.clock_ns or 0
+            state.frozen_ns = None
+            state.presumed_lost = set(event.presumed_lost)
+            if event.why is Thaw.HEARD:
+                state.granted_ns = state.clock_ns or 0
+            _note_answer(state, event.answers)
         case ev.NodeWishRejected() | ev.NodeWishJudged() | ev.NodeCordoned() | ev.NodeDraining() | ev.NodeUncordoned():
-            if event.answers > state.answered:
-                state.answered = event.answers
-                state.inbox = [wish for wish in state.inbox if wish.seq > event.answers]
+            _note_answer(state, event.answers)
         case ev.AuditQueryRun():
             state.questions = [asked for asked in state.questions if asked.query_id != event.query_id]
         case _:
@@ -234,27 +256,10 @@ def evolve(state: State, entry: Entry) -> State:
     return state
 
 
-def _wish_about_a_node(entry: Entry) -> NodeWishEntry | None:
-    """The entry, where it is the monitor that answers it."""
-    event = entry.event
-    if isinstance(event, Undecodable):
-        if entry.subject_type not in _NODE_WISHES:
-            return None
-        wish, undecodable = None, event
-    elif isinstance(event, ev.NodeDrainRequested | ev.NodeCordonRequested | ev.NodeUncordonRequested):
-        wish, undecodable = event, None
-    else:
-        return None
-    return NodeWishEntry(
-        seq=entry.seq,
-        event_id=entry.event_id,
-        tenant=entry.tenant or TenantId(""),
-        actor=entry.actor,
-        type=entry.subject_type,
-        expires_at=entry.expires_at,
-        wish=wish,
-        undecodable=undecodable,
-    )
+def _note_answer(state: State, answers: int) -> None:
+    if answers > state.answered:
+        state.answered = answers
+        state.inbox = [wish for wish in state.inbox if wish.seq > answers]
 
 
 def _configure(state: State, event: ev.LeaseClaimed) -> None:
@@ -262,6 +267,10 @@ def _configure(state: State, event: ev.LeaseClaimed) -> None:
     # Settings are checked where they are read; a fact with others was written by something else, and is passed over.
     if isinstance(suspect, int) and isinstance(lease, int) and 0 < suspect < lease:
         state.suspect_ms, state.lease_ms = suspect, lease
+    freeze = event.config.get("freeze_ms", FREEZE_MS)
+    if isinstance(freeze, int) and freeze > 0:
+        state.freeze_ms = freeze
+    state.self_cordon = event.config.get("self_cordon", 1) == 1
 
 
 def _registered(state: State, entry: Entry, event: ev.NodeRegistered) -> None:
@@ -270,6 +279,7 @@ def _registered(state: State, entry: Entry, event: ev.NodeRegistered) -> None:
     # Agents register when they begin, so that this is a sign of life as good as a heartbeat.
     if state.clock_ns is not None:
         state.since_ns[event.node_id] = state.clock_ns
+    state.presumed_lost.discard(event.node_id)
     fence = state.fenced.get(event.node_id)
     if fence is not None and not fence.returned_at and event.epoch == fence.epoch:
         fence.returned_at = entry.recorded_at
@@ -287,11 +297,14 @@ def observe(state: State, observation: Observation, now: int) -> State:
         # The first observation of this life: whatever was said before, nobody was there to hear it.
         state.granted_ns = at
     state.clock_ns = at if state.clock_ns is None else max(state.clock_ns, at)
+    if state.pool.frozen and state.frozen_ns is None:
+        state.frozen_ns = state.clock_ns  # frozen in an earlier life, or before anything was heard in this one
     match observation:
         case Heard():
             _heard(state, observation)
         case Resumed():
             state.granted_ns = state.clock_ns
+            state.frozen_ns = state.clock_ns if state.pool.frozen else None
         case Tick():
             pass
     return state
@@ -301,7 +314,9 @@ def _heard(state: State, heard: Heard) -> None:
     node = state.pool.nodes.get(heard.node)
     if node is None or (heard.session, heard.epoch) != (node.session, node.epoch):
         return  # unknown, superseded by a newer session, or fenced and not aware of it yet
-    state.gap_ms[heard.node] = _silent_ms(state, node, heard.at_ns)
+    gap_ms = state.gap_ms[heard.node] = _silent_ms(state, node, heard.at_ns)
+    if gap_ms >= state.suspect_ms or heard.node not in state.heard_ns:
+        state.steady_ns[heard.node] = heard.at_ns
     state.heard_ns[heard.node] = max(state.heard_ns.get(heard.node, 0), heard.at_ns)
 
 
@@ -317,10 +332,14 @@ def _silent_ms(state: State, node: NodeView, at_ns: int) -> int:
 
 
 def decide(state: State, now: int) -> list[ev.Fact]:
-    """What follows from silence, returns, wishes and questions; at most FACTS_MAX facts."""
+    """What follows from silence, returns, moves, wishes and questions; at most FACTS_MAX facts."""
     facts = _recovered(state)[:FACTS_MAX]
     facts += _judged(state, FACTS_MAX - len(facts))
-    facts += _answered(state, now)[: FACTS_MAX - len(facts)]
+    if not facts:
+        # By what was said of nodes, once that has come round: who is suspected just now is in no doubt.
+        facts += _misfits(state)[:FACTS_MAX]
+    facts += moves.completed(state.moves)[: FACTS_MAX - len(facts)]
+    facts += answered(state.inbox[: FACTS_MAX - len(facts)], _situation(state, facts), now)
     return facts + state.questions[: FACTS_MAX - len(facts)]
 
 
@@ -373,14 +392,14 @@ def _judged(state: State, most: int) -> list[ev.Fact]:
         (node for node in pool.nodes.values() if node.state is not NodeState.FENCED), key=lambda node: node.node_id
     )
     silence = {node.node_id: _silent_ms(state, node, state.clock_ns) for node in watched}
-    silent = sum(1 for ms in silence.values() if ms >= state.suspect_ms)
-    is_fleet_silent = len(watched) >= FLEET_MIN and silent * 2 > len(watched)
+    fleet = [node.node_id for node in watched if node.node_id not in state.presumed_lost]
+    silent = _silent(state, fleet)
+    is_fleet_silent = len(fleet) >= FLEET_MIN and len(silent) * 2 > len(fleet)
     if is_fleet_silent and not pool.frozen:
-        return [ev.ControlPlaneFrozen(silent=silent, nodes=len(watched))]
+        return [ev.ControlPlaneFrozen(silent=len(silent), nodes=len(fleet))]
     if pool.frozen:
-        # A node that speaks again under the freeze is trusted at once; silent ones are judged after it, from anew.
-        thawed: list[ev.Fact] = [] if is_fleet_silent else [ev.ControlPlaneThawed(silent=silent, nodes=len(watched))]
-        return [*_trusted(state, watched)[: most - 1], *thawed]
+        # A node that speaks again under the freeze is trusted at once; silent ones are judged after it.
+        return [*_trusted(state, watched)[: most - 1], *_thawed(state, fleet, silent, is_fleet_silent=is_fleet_silent)]
     facts: list[ev.Fact] = _trusted(state, watched)[:most]
     for node in watched:
         if len(facts) + 2 > most:
@@ -396,6 +415,69 @@ def _judged(state: State, most: int) -> list[ev.Fact]:
         elif silent_ms >= state.lease_ms:
             facts += _lost(state, node, silent_ms)
     return facts
+
+
+def _thawed(state: State, fleet: list[NodeId], silent: tuple[NodeId, ...], *, is_fleet_silent: bool) -> list[ev.Fact]:
+    frozen_ms = _frozen_ms(state)
+    thawed = ev.ControlPlaneThawed(silent=len(silent), nodes=len(fleet), frozen_ms=frozen_ms)
+    if not is_fleet_silent:
+        return [thawed]
+    # The monitor hears itself, or no time would pass for it. That it hears another, too, all this time, tells that the
+    # bus works for more than the two of them: what is still silent isn't silent for its sake.
+    if frozen_ms < state.freeze_ms or len(silent) == len(fleet):
+        return []
+    return [replace(thawed, why=Thaw.WAITED, presumed_lost=silent)]
+
+
+def _silent(state: State, nodes: list[NodeId]) -> tuple[NodeId, ...]:
+    """Who of them is silent. To thaw by being granted a lease would say that somebody spoke, so then it isn't asked."""
+    if state.clock_ns is None:
+        return ()
+    if state.pool.frozen:
+        since = state.clock_ns - state.suspect_ms * NS_PER_MS
+        return tuple(node_id for node_id in nodes if state.heard_ns.get(node_id, since) <= since)
+    views = state.pool.nodes
+    return tuple(node_id for node_id in nodes if _silent_ms(state, views[node_id], state.clock_ns) >= state.suspect_ms)
+
+
+def _frozen_ms(state: State) -> int:
+    """For how long the control plane has been frozen while the monitor listened."""
+    if state.frozen_ns is None or state.clock_ns is None:
+        return 0
+    return max(0, state.clock_ns - state.frozen_ns) // NS_PER_MS
+
+
+def _misfits(state: State) -> list[ev.Fact]:
+    if not state.self_cordon or state.pool.frozen or state.clock_ns is None:
+        return []
+    steady = {
+        node_id: (state.clock_ns - since) // NS_PER_MS
+        for node_id, since in state.steady_ns.items()
+        if state.clock_ns - state.heard_ns.get(node_id, 0) < state.suspect_ms * NS_PER_MS
+    }
+    return misfits.judged(state.misfits, state.pool, steady, state.lease_ms)
+
+
+def _situation(state: State, facts: list[ev.Fact]) -> Situation:
+    """What wishes are answered from, as if ``facts`` had been folded already."""
+    cordons = {node_id: node.cordon for node_id, node in state.pool.nodes.items()}
+    for fact in facts:
+        match fact:
+            case ev.NodeCordoned():
+                cordons[fact.node_id] = NodeState.CORDONED
+            case ev.NodeUncordoned():
+                cordons[fact.node_id] = None
+            case _:
+                pass
+    watched = [node for node in state.pool.nodes.values() if node.state is not NodeState.FENCED]
+    return Situation(
+        pool=state.pool,
+        cordons=cordons,
+        is_frozen=state.pool.frozen and not any(isinstance(fact, ev.ControlPlaneThawed) for fact in facts),
+        silent=_silent(state, sorted(node.node_id for node in watched)),
+        watched=len(watched),
+        frozen_ms=_frozen_ms(state),
+    )
 
 
 def _trusted(state: State, watched: list[NodeView]) -> list[ev.Fact]:
@@ -422,146 +504,3 @@ def _lost(state: State, node: NodeView, silent_ms: int) -> list[ev.Fact]:
             reason=f"silent for {silent_ms} ms, and its lease is {state.lease_ms} ms",
         ),
     ]
-
-
-def _answered(state: State, now: int) -> list[ev.Fact]:
-    """One answer a wish, in the order in which they were asked."""
-    facts: list[ev.Fact] = []
-    cordons = {node_id: node.cordon for node_id, node in state.pool.nodes.items()}
-    for wish in state.inbox[:FACTS_MAX]:
-        answer = _answer(wish, cordons, now)
-        if wish.wish is not None and wish.wish.dry_run:
-            facts.append(_judgement(state, wish, answer, cordons))
-            continue
-        facts.append(answer)
-        match answer:  # the next wish is answered as if this one had been folded
-            case ev.NodeCordoned():
-                cordons[answer.node_id] = NodeState.CORDONED
-            case ev.NodeDraining():
-                cordons[answer.node_id] = NodeState.DRAINING
-            case ev.NodeUncordoned():
-                cordons[answer.node_id] = None
-            case _:
-                pass
-    return facts
-
-
-def _answer(asked: NodeWishEntry, cordons: dict[NodeId, NodeState | None], now: int) -> ev.Fact:
-    if not ev.is_operator(asked.tenant):
-        return _rejected(asked, Refusal.NOT_PERMITTED, expected="an operator", found=asked.tenant)
-    event, broken = asked.wish, asked.undecodable
-    if event is None:
-        assert broken is not None, "what is no wish says why"
-        return _rejected(asked, broken.code, field=broken.field, expected=broken.expected, found=broken.found)
-    if asked.expires_at and now >= asked.expires_at:
-        return _rejected(
-            asked, Refusal.EXPIRED, field="expirytime", expected=f"before {asked.expires_at}", found=str(now)
-        )
-    node_id = NodeId(event.node_id)
-    if node_id not in cordons:
-        return _rejected(asked, Refusal.NODE_NOT_FOUND, field="node_id", expected="a known node", found=event.node_id)
-    actor = asked.actor or asked.tenant
-    match event:
-        case ev.NodeDrainRequested():
-            return ev.NodeDraining(
-                node_id=node_id,
-                actor=actor,
-                reason=event.reason,
-                deadline_at=now + event.deadline_s * NS_PER_S,
-                answers=asked.seq,
-                caused_by=asked.event_id,
-            )
-        case ev.NodeCordonRequested():
-            if cordons[node_id] is NodeState.DRAINING:
-                return _rejected(
-                    asked, Refusal.NODE_STATE, field="node_id", expected="a node that isn't draining", found="draining"
-                )
-            return ev.NodeCordoned(
-                node_id=node_id, actor=actor, reason=event.reason, answers=asked.seq, caused_by=asked.event_id
-            )
-        case ev.NodeUncordonRequested():
-            if cordons[node_id] is None:
-                return _rejected(
-                    asked, Refusal.NODE_STATE, field="node_id", expected="a cordoned or draining node", found="in use"
-                )
-            return ev.NodeUncordoned(
-                node_id=node_id, actor=actor, reason=event.reason, answers=asked.seq, caused_by=asked.event_id
-            )
-
-
-def _judgement(
-    state: State, asked: NodeWishEntry, answer: ev.Fact, cordons: dict[NodeId, NodeState | None]
-) -> ev.NodeWishJudged:
-    """The answer to a dry run, from what would have answered the wish."""
-    judged = ev.NodeWishJudged(
-        tenant=asked.tenant,
-        answers=asked.seq,
-        wish_id=asked.event_id,
-        wish_type=asked.type,
-        verdict=Verdict.ACCEPTED,
-        fact=type(answer).__name__,
-        caused_by=asked.event_id,
-    )
-    match answer:
-        case ev.NodeWishRejected():
-            return replace(
-                judged,
-                verdict=Verdict.REJECTED,
-                code=answer.code,
-                field=answer.field,
-                expected=answer.expected,
-                found=answer.found,
-                message=answer.message,
-            )
-        case ev.NodeDraining(node_id=node_id):
-            runs = tuple(sorted(_to_stop(state, node_id)))
-            count = "1 run is" if len(runs) == 1 else f"{len(runs)} runs are"
-            would = (
-                "Nothing new is placed on it.",
-                f"{count} told to stop; their jobs wait for slices elsewhere, and no retry is spent.",
-            )
-            return replace(judged, node_id=node_id, would=would, runs=runs[:RUNS_NAMED_MAX])
-        case ev.NodeCordoned(node_id=node_id):
-            said = "Nothing new is placed on it; what runs there, runs on."
-            if cordons[node_id] is NodeState.CORDONED:
-                said = "Nothing changes: it is cordoned already."
-            return replace(judged, node_id=node_id, would=(said,))
-        case ev.NodeUncordoned(node_id=node_id):
-            node = state.pool.nodes[node_id]
-            said = "It is used again."
-            if node.state in {NodeState.SUSPECTED, NodeState.FENCED}:
-                said = f"It is used again once it isn't {node.state} any more."
-            return replace(judged, node_id=node_id, would=(said,))
-        case _:
-            raise AssertionError(f"no answer to a wish about a node: {answer!r}")
-
-
-def _to_stop(state: State, node_id: NodeId) -> Iterator[RunId]:
-    """Runs on the node that a drain would stop."""
-    for run_id in state.pool.nodes[node_id].runs:
-        run = run_of(state.pool, run_id)
-        if run is not None and run.stop is None and run.state in {RunState.PLACED, RunState.STARTED}:
-            yield run_id
-
-
-def _rejected(asked: NodeWishEntry, code: Refusal, *, field: str = "", expected: str = "", found: str = "") -> ev.Fact:
-    return ev.NodeWishRejected(
-        tenant=asked.tenant,
-        answers=asked.seq,
-        wish_id=asked.event_id,
-        wish_type=asked.type,
-        code=code,
-        field=field,
-        expected=expected,
-        found=found,
-        message=_MESSAGES.get(code, ""),
-        caused_by=asked.event_id,
-    )
-
-
-_MESSAGES: Final = {
-    Refusal.NOT_PERMITTED: "only operators change nodes",
-    Refusal.EXPIRED: "the wish came too late to be done",
-    Refusal.NODE_NOT_FOUND: "no node of this name has registered",
-    Refusal.NODE_STATE: "the node is not in a state in which this can be done",
-}

@@ -7,11 +7,13 @@ comes, so no silence grows; when they come again after a pause, the core is told
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 import nats.errors
+import structlog
 from msgspec import Struct
 from nats.aio.msg import Msg
 
@@ -24,6 +26,11 @@ from apportion.runtime.stream import Bus
 HEARTBEAT: Final = "heartbeat"
 TICK: Final = "tick"
 NS_PER_MS: Final = 1_000_000
+SKEW_BEATS: Final = 30
+SKEW_MS_MAX: Final = 500
+"""From here on a clock is called wrong."""
+
+log = structlog.get_logger(__name__)
 
 
 class Beat(Struct, frozen=True, kw_only=True):
@@ -31,9 +38,39 @@ class Beat(Struct, frozen=True, kw_only=True):
 
     session: str
     epoch: int
+    at: int = 0
+    """When it was said, by the node's wall clock; ns since the Unix epoch."""
 
 
 _BEAT: Final = msgspec.json.Decoder(Beat)
+
+
+class Skews:
+    """By how much the nodes' wall clocks differ from ours; for people alone, as no decision looks at either.
+
+    A heartbeat that was said at s and received at r tells s - r = skew - travel time, so each tells that the skew is at
+    least that. The best of the last SKEW_BEATS is off by the shortest of their travel times, which on a network worth
+    the name is far below SKEW_MS_MAX.
+    """
+
+    def __init__(self) -> None:
+        self._differences: dict[NodeId, deque[int]] = {}
+        self._told: set[NodeId] = set()
+
+    def heard(self, node: NodeId, *, said_at: int, received_at: int) -> None:
+        """Take in one heartbeat's instants; ns."""
+        found = self._differences.setdefault(node, deque(maxlen=SKEW_BEATS))
+        found.append(said_at - received_at)
+        skew_ms = max(found) // NS_PER_MS
+        if abs(skew_ms) < SKEW_MS_MAX:
+            self._told.discard(node)
+        elif node not in self._told and len(found) == SKEW_BEATS:
+            self._told.add(node)
+            log.warning("clock_skewed", node=node, skew_ms=skew_ms, limit_ms=SKEW_MS_MAX)
+
+    def seconds(self, nodes: Iterable[NodeId]) -> dict[NodeId, float]:
+        """The skew of each of these nodes that was heard; positive where the node's clock is ahead."""
+        return {node: max(found) / 1e9 for node in nodes if (found := self._differences.get(node))}
 
 
 class Hearing:
@@ -51,6 +88,7 @@ class Hearing:
         """The newest sign of each node since the last tick."""
         # One's own: of two monitors neither takes the other's voice for proof that it hears.
         self._subject = subjects.own_voice(bus.pool, MONITOR, f"{TICK}-{uuid.uuid4().hex[:12]}")
+        self.skews = Skews()
         self.malformed = 0
         """Heartbeats that could not be read."""
 
@@ -89,6 +127,8 @@ class Hearing:
             self.malformed += 1
             return
         node = subjects.node_of_sample(message.subject)
+        if beat.at:
+            self.skews.heard(node, said_at=beat.at, received_at=self._clock.now())
         self._heard[node] = Heard(node=node, session=beat.session, epoch=beat.epoch, at_ns=now)
 
     def _passed(self, now: int) -> None:

@@ -66,6 +66,7 @@ VIEWS: Final = (
     "v_wish_answers",
     "v_queries",
     "v_preemptions",
+    "v_migrations",
     "v_waits",
     "v_queue_share",
     "v_health",

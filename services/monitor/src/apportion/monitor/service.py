@@ -16,6 +16,7 @@ from apportion.contracts.fields import PLAIN
 from apportion.contracts.ids import JobId, tenant_of_job
 from apportion.monitor import schemas, sql
 from apportion.monitor.auditing import Recorder
+from apportion.monitor.hearing import Skews
 from apportion.monitor.log import Answer, EventLog, LogError
 from apportion.monitor.replicas import Replicas
 from apportion.monitor.shown import job_shown, node_shown
@@ -81,6 +82,7 @@ class QueryService:
         writer: LogWriter,
         recorder: Recorder,
         pool: Callable[[], Pool],
+        skews: Skews,
         clock: Clock,
     ) -> None:
         self._bus = bus
@@ -89,6 +91,7 @@ class QueryService:
         self._writer = writer
         self._recorder = recorder
         self._pool = pool
+        self._skews = skews
         self._clock = clock
         self._slots = asyncio.Semaphore(QUESTIONS_AT_ONCE)
         self._asking = 0
@@ -202,8 +205,12 @@ class QueryService:
         """``nodes`` with their devices and what is held of them."""
         del asked
         pool = self._pool()
-        nodes = [node_shown(node) for _, node in sorted(pool.nodes.items())]
-        return {"as_of": _as_of(pool), "frozen": pool.frozen, "nodes": nodes}
+        skews = self._skews.seconds(pool.nodes)
+        shown = [
+            {**node_shown(node), "clock_skew_ms": round(skews[node_id] * 1000) if node_id in skews else None}
+            for node_id, node in sorted(pool.nodes.items())
+        ]
+        return {"as_of": _as_of(pool), "frozen": pool.frozen, "nodes": shown}
 
     async def status(self, asked: NothingAsked) -> dict[str, Any]:
         """How far the log stands behind the bus, the head of its chain, and how many of each type it holds."""

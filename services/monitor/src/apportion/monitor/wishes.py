@@ -1,0 +1,240 @@
+"""Answers to what operators ask of the monitor: one a wish, in the order in which they were asked. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import Refusal, Thaw, Verdict
+from apportion.contracts.envelope import Entry, Undecodable
+from apportion.contracts.ids import NodeId, RunId, TenantId
+from apportion.pool.state import NodeState, Pool, RunState, run_of
+
+RUNS_NAMED_MAX: Final = 100
+"""At most this many runs are named by the answer to a dry run."""
+NS_PER_S: Final = 1_000_000_000
+
+_OURS: Final = frozenset(kind.__name__ for kind in ev.MonitorWish.__args__)
+
+
+class AskedWish(Struct, frozen=True, kw_only=True):
+    """A wish that the monitor has to answer and has not yet."""
+
+    seq: int
+    event_id: str
+    tenant: TenantId
+    actor: str
+    type: str
+    """Such as ``NodeDrainRequested``."""
+    expires_at: int
+    wish: ev.MonitorWish | None
+    undecodable: Undecodable | None = None
+    """Why it is none; set where ``wish`` is not."""
+
+
+class Situation(Struct, kw_only=True):
+    """What wishes are answered from; changed as if each answer had been folded before the next."""
+
+    pool: Pool
+    cordons: dict[NodeId, NodeState | None]
+    is_frozen: bool
+    silent: tuple[NodeId, ...]
+    """Nodes whose silence freezes the control plane, or would."""
+    watched: int
+    """How many nodes could be silent."""
+    frozen_ms: int
+
+
+def asked_of_us(entry: Entry) -> AskedWish | None:
+    """The entry, where it is the monitor that answers it."""
+    event = entry.event
+    wish: ev.MonitorWish | None
+    if isinstance(event, Undecodable):
+        if entry.subject_type not in _OURS:
+            return None
+        wish, undecodable = None, event
+    elif isinstance(event, ev.MonitorWish):
+        wish, undecodable = event, None
+    else:
+        return None
+    return AskedWish(
+        seq=entry.seq,
+        event_id=entry.event_id,
+        tenant=entry.tenant or TenantId(""),
+        actor=entry.actor,
+        type=entry.subject_type,
+        expires_at=entry.expires_at,
+        wish=wish,
+        undecodable=undecodable,
+    )
+
+
+def answered(inbox: list[AskedWish], situation: Situation, now: int) -> list[ev.Fact]:
+    """One answer a wish."""
+    facts: list[ev.Fact] = []
+    cordons = situation.cordons
+    for wish in inbox:
+        answer = _answer(wish, situation, now)
+        if wish.wish is not None and wish.wish.dry_run:
+            facts.append(_judgement(situation, wish, answer))
+            continue
+        facts.append(answer)
+        match answer:  # the next wish is answered as if this one had been folded
+            case ev.NodeCordoned():
+                cordons[answer.node_id] = NodeState.CORDONED
+            case ev.NodeDraining():
+                cordons[answer.node_id] = NodeState.DRAINING
+            case ev.NodeUncordoned():
+                cordons[answer.node_id] = None
+            case ev.ControlPlaneThawed():
+                situation.is_frozen = False
+            case _:
+                pass
+    return facts
+
+
+def _answer(asked: AskedWish, situation: Situation, now: int) -> ev.Fact:
+    if not ev.is_operator(asked.tenant):
+        return _rejected(asked, Refusal.NOT_PERMITTED, expected="an operator", found=asked.tenant)
+    event, broken = asked.wish, asked.undecodable
+    if event is None:
+        assert broken is not None, "what is no wish says why"
+        return _rejected(asked, broken.code, field=broken.field, expected=broken.expected, found=broken.found)
+    if asked.expires_at and now >= asked.expires_at:
+        return _rejected(
+            asked, Refusal.EXPIRED, field="expirytime", expected=f"before {asked.expires_at}", found=str(now)
+        )
+    if isinstance(event, ev.ControlPlaneThawRequested):
+        return _thawed(asked, event, situation)
+    return _of_node(asked, event, situation.cordons, now)
+
+
+def _thawed(asked: AskedWish, event: ev.ControlPlaneThawRequested, situation: Situation) -> ev.Fact:
+    if not situation.is_frozen:
+        return _rejected(asked, Refusal.POOL_STATE, expected="a frozen control plane", found="one that goes on")
+    return ev.ControlPlaneThawed(
+        silent=len(situation.silent),
+        nodes=situation.watched,
+        why=Thaw.ASKED,
+        presumed_lost=situation.silent,
+        frozen_ms=situation.frozen_ms,
+        actor=asked.actor or asked.tenant,
+        reason=event.reason,
+        answers=asked.seq,
+        caused_by=asked.event_id,
+    )
+
+
+def _of_node(asked: AskedWish, event: ev.NodeWish, cordons: dict[NodeId, NodeState | None], now: int) -> ev.Fact:
+    node_id = NodeId(event.node_id)
+    if node_id not in cordons:
+        return _rejected(asked, Refusal.NODE_NOT_FOUND, field="node_id", expected="a known node", found=event.node_id)
+    actor = asked.actor or asked.tenant
+    match event:
+        case ev.NodeDrainRequested():
+            return ev.NodeDraining(
+                node_id=node_id,
+                actor=actor,
+                reason=event.reason,
+                deadline_at=now + event.deadline_s * NS_PER_S,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
+        case ev.NodeCordonRequested():
+            if cordons[node_id] is NodeState.DRAINING:
+                return _rejected(
+                    asked, Refusal.NODE_STATE, field="node_id", expected="a node that isn't draining", found="draining"
+                )
+            return ev.NodeCordoned(
+                node_id=node_id, actor=actor, reason=event.reason, answers=asked.seq, caused_by=asked.event_id
+            )
+        case ev.NodeUncordonRequested():
+            if cordons[node_id] is None:
+                return _rejected(
+                    asked, Refusal.NODE_STATE, field="node_id", expected="a cordoned or draining node", found="in use"
+                )
+            return ev.NodeUncordoned(
+                node_id=node_id, actor=actor, reason=event.reason, answers=asked.seq, caused_by=asked.event_id
+            )
+
+
+def _judgement(situation: Situation, asked: AskedWish, answer: ev.Fact) -> ev.NodeWishJudged:
+    """The answer to a dry run, from what would have answered the wish."""
+    judged = ev.NodeWishJudged(
+        tenant=asked.tenant,
+        answers=asked.seq,
+        wish_id=asked.event_id,
+        wish_type=asked.type,
+        verdict=Verdict.ACCEPTED,
+        fact=type(answer).__name__,
+        caused_by=asked.event_id,
+    )
+    match answer:
+        case ev.NodeWishRejected():
+            return replace(
+                judged,
+                verdict=Verdict.REJECTED,
+                code=answer.code,
+                field=answer.field,
+                expected=answer.expected,
+                found=answer.found,
+                message=answer.message,
+            )
+        case ev.NodeDraining(node_id=node_id):
+            runs = tuple(sorted(_to_stop(situation.pool, node_id)))
+            count = "1 run is" if len(runs) == 1 else f"{len(runs)} runs are"
+            would = (
+                "Nothing new is placed on it.",
+                f"{count} told to stop; their jobs wait for slices elsewhere, and no retry is spent.",
+            )
+            return replace(judged, node_id=node_id, would=would, runs=runs[:RUNS_NAMED_MAX])
+        case ev.NodeCordoned(node_id=node_id):
+            said = "Nothing new is placed on it; what runs there, runs on."
+            if situation.cordons[node_id] is NodeState.CORDONED:
+                said = "Nothing changes: it is cordoned already."
+            return replace(judged, node_id=node_id, would=(said,))
+        case ev.NodeUncordoned(node_id=node_id):
+            node = situation.pool.nodes[node_id]
+            said = "It is used again."
+            if node.state in {NodeState.SUSPECTED, NodeState.FENCED}:
+                said = f"It is used again once it isn't {node.state} any more."
+            return replace(judged, node_id=node_id, would=(said,))
+        case ev.ControlPlaneThawed():
+            lost = ", ".join(answer.presumed_lost) or "none"
+            return replace(judged, would=(f"Placing goes on. Fenced once their lease has ended: {lost}.",))
+        case _:
+            raise AssertionError(f"no answer to a wish of an operator: {answer!r}")
+
+
+def _to_stop(pool: Pool, node_id: NodeId) -> Iterator[RunId]:
+    """Runs on the node that a drain would stop."""
+    for run_id in pool.nodes[node_id].runs:
+        run = run_of(pool, run_id)
+        if run is not None and run.stop is None and run.state in {RunState.PLACED, RunState.STARTED}:
+            yield run_id
+
+
+def _rejected(asked: AskedWish, code: Refusal, *, field: str = "", expected: str = "", found: str = "") -> ev.Fact:
+    return ev.NodeWishRejected(
+        tenant=asked.tenant,
+        answers=asked.seq,
+        wish_id=asked.event_id,
+        wish_type=asked.type,
+        code=code,
+        field=field,
+        expected=expected,
+        found=found,
+        message=_MESSAGES.get(code, ""),
+        caused_by=asked.event_id,
+    )
+
+
+_MESSAGES: Final = {
+    Refusal.NOT_PERMITTED: "only operators ask this",
+    Refusal.EXPIRED: "the wish came too late to be done",
+    Refusal.NODE_NOT_FOUND: "no node of this name has registered",
+    Refusal.NODE_STATE: "the node is not in a state in which this can be done",
+    Refusal.POOL_STATE: "the pool is not in a state in which this can be done",
+}
