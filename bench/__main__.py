@@ -1,12 +1,12 @@
 """``make bench``: the whole chain, the age of SQL answers, going back, starting a process, and reading a request.
 
-Of requests the good ones alone, and the good ones among as many hostile ones. And how long nobody decides after
-an author was killed or paused.
+Of requests the good ones alone, and the good ones among as many hostile ones, and what admission remembers of each.
+And how long nobody decides after an author was killed or paused.
 """
 
 import sys
 
-from bench import chain, decode_rate, failover, freshness, history, hostile_half, spawn_rate
+from bench import admission_memory, chain, decode_rate, failover, freshness, history, hostile_half, spawn_rate
 
 if __name__ == "__main__":
     for name, measurement in (
@@ -16,6 +16,7 @@ if __name__ == "__main__":
         ("spawn_rate", spawn_rate),
         ("decode_rate", decode_rate),
         ("hostile_half", hostile_half),
+        ("admission_memory", admission_memory),
         ("failover", failover),
     ):
         sys.stdout.write(f"# bench.{name}: {(measurement.__doc__ or '').splitlines()[0]}\n")

@@ -5,7 +5,8 @@ go on or end (`lifecycle`). Where a job runs is the placer's decision, and how t
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Final
 
 from msgspec.structs import replace
@@ -13,11 +14,11 @@ from msgspec.structs import replace
 from apportion.admission import dry_run, lifecycle, tree, validate
 from apportion.admission.dry_run import Holder, Seen
 from apportion.admission.refusals import Refused, bounded, refusal_of
+from apportion.admission.remembered import CODES
 from apportion.admission.state import (
     CONFIG_NAMES,
     WISHES_PER_ROUND,
     Asked,
-    Identity,
     State,
     evolve,
     initial,
@@ -75,6 +76,7 @@ def _policy() -> str:
             validate.SIZING,
             validate.BUFFER_PCT,
             validate.REPLICAS_MAX,
+            CODES,
             validate.RESERVED_ENV,
             validate.RESERVED_ENV_PREFIXES,
             sorted(validate.SERVICE_CLASSES.items()),
@@ -181,7 +183,7 @@ class _Round:
     def _answer_request(self, asked: Asked, request: ev.JobRequested) -> None:
         first = self._first_of(asked)
         if first is not None:
-            self._answer_repeat(asked, request, first)
+            self._answer_repeat(asked, request, *first)
             return
         admissible = self._admissible(asked, request)
         if isinstance(admissible, Refused):
@@ -207,7 +209,7 @@ class _Round:
             answers=asked.seq,
             wish_id=asked.event_id,
             spec=spec,
-            request_digest=self._identity(asked).digest,
+            request_digest="" if asked.identity is None else asked.identity.digest,
             idempotency_key=request.idempotency_key or "",
             quota_used_milli=queue.used_compute_milli,
             quota_used_mib=queue.used_memory_mib,
@@ -262,52 +264,46 @@ class _Round:
         )
 
     def _job_id(self, asked: Asked, request: ev.JobRequested) -> JobId:
+        names = _names(asked.tenant, request, asked.seq)
         if request.job_id is not None:
-            return JobId(f"{asked.tenant}/{request.job_id}")
-        job_id = JobId(f"{asked.tenant}/job-{asked.seq}")
-        suffix = 2
-        while self._taken_by(job_id):  # somebody chose that name for a job of their own
-            job_id = JobId(f"{asked.tenant}/job-{asked.seq}-{suffix}")
-            suffix += 1
-        return job_id
+            return next(names)
+        # Somebody may have chosen that name for a job of their own.
+        return next(job_id for job_id in names if not self._taken_by(job_id))
 
     def _taken_by(self, job_id: JobId) -> str:
         """Whose id it is already; empty where it is free."""
         if job_id in self._new_jobs:
             return f"which wish {self._new_jobs[job_id].answers} asked for"
-        seq = self._state.kept.admitted.get(job_id)
+        seq = self._state.kept.remembered.wish_of(job_id)
         if seq is None:
             return ""
-        end = self._state.kept.ended.get(job_id)
+        end = self._state.kept.remembered.end_of(job_id)
         return f"which wish {seq} asked for" + (f" ({end})" if end else "")
 
-    def _identity(self, asked: Asked) -> Identity:
-        return asked.identity or self._state.kept.identities[asked.seq]
-
-    def _first_of(self, asked: Asked) -> int | None:
-        """The earliest job request with the same identity; None where this is it."""
-        identity = self._identity(asked)
-        for mark in (identity.by_event, identity.by_key):
+    def _first_of(self, asked: Asked) -> tuple[int, str] | None:
+        """The earliest job request with the same identity, and which field that is; None where this is it."""
+        identity = asked.identity
+        assert identity is not None, f"wish {asked.seq} asks for a job and has no identity"
+        for mark, field in ((identity.by_event, "id"), (identity.by_key, "idempotency_key")):
             # A dry run has no identity to be found by, and requests behind it are no earlier ones.
-            first = self._state.first_by_identity.get(mark, asked.seq) if mark else asked.seq
-            if first < asked.seq:
-                return first
+            first = self._state.kept.remembered.first_with(mark) if mark else None
+            if first is not None and first < asked.seq:
+                return first, field
         return None
 
-    def _answer_repeat(self, asked: Asked, request: ev.JobRequested, first: int) -> None:
-        identities = self._state.kept.identities
-        identity = self._identity(asked)
-        if identities[first].digest != identity.digest:
-            is_event = identities[first].by_event == identity.by_event
+    def _answer_repeat(self, asked: Asked, request: ev.JobRequested, first: int, field: str) -> None:
+        identity = asked.identity
+        assert identity is not None, f"wish {asked.seq} repeats another and has no identity"
+        if not self._state.kept.remembered.asked_the_same(first, identity):
             refused = Refused(
                 code=Refusal.IDEMPOTENCY_CONFLICT,
-                field="id" if is_event else "idempotency_key",
+                field=field,
                 expected=f"the body of wish {first}, which had the same one",
                 found="another body",
             )
             self._reject(asked, refused, request.job_id)
             return
-        answer = self._answer_of(first)
+        answer = self._answer_of(first, asked.tenant, request)
         if isinstance(answer, Refused):
             # The first answer stands, whatever has changed since: a repeat must be safe to send at any time.
             self._reject(asked, answer, request.job_id, message=answer.hint)
@@ -324,8 +320,8 @@ class _Round:
         self._answers[asked.seq] = duplicate
         self.facts.append(duplicate)
 
-    def _answer_of(self, seq: int) -> tuple[JobId, int] | Refused:
-        """What a job request was answered: its job and the wish that made it, or the refusal."""
+    def _answer_of(self, seq: int, tenant: TenantId, request: ev.JobRequested) -> tuple[JobId, int] | Refused:
+        """What a job request was answered, of which this one is a repeat: its job and its wish, or the refusal."""
         match self._answers.get(seq):
             case ev.JobAdmitted(job_id=job_id):
                 return job_id, seq
@@ -341,13 +337,17 @@ class _Round:
                 )
             case None:
                 pass
-        state = self._state
-        if (job := state.job_of_wish.get(seq)) is not None:
-            return job, seq
-        if (repeated := state.kept.repeated.get(seq)) is not None:
-            return repeated.job_id, repeated.first_wish
-        # Wishes are answered in order, so an earlier one has its answer.
-        return state.kept.refused[seq]
+        remembered = self._state.kept.remembered
+        if (refused := remembered.refusal_of(seq)) is not None:
+            return refused
+        # Wishes are answered in order, so an earlier one has its answer: what wasn't refused is a job, or repeats one.
+        first = remembered.repeat_of(seq) or seq
+        for job_id in _names(tenant, request, first):
+            wish = remembered.wish_of(job_id)
+            assert wish is not None, f"wish {first} was answered, and neither refused nor made a job"
+            if wish == first:
+                return job_id, first
+        raise AssertionError(f"wish {first} made a job of another name")
 
     def _answer_job_wish(self, asked: Asked, wish: OfJob) -> None:
         job = self._asked_job(asked, wish.job_id)
@@ -543,8 +543,8 @@ class _Round:
         )
 
     def _no_such_job(self, job_id: JobId) -> Refused:
-        end = self._ended.get(job_id) or self._state.kept.ended.get(job_id)
-        if end is None:
+        end = self._ended.get(job_id) or self._state.kept.remembered.end_of(job_id)
+        if not end:
             return Refused(
                 code=Refusal.JOB_NOT_FOUND,
                 field="job_id",
@@ -669,9 +669,8 @@ class _Round:
             )
 
     def _next_fact(self, job: JobView) -> ev.Fact | None:
-        kept = self._state.kept
-        identity = kept.identities.get(kept.admitted.get(job.job_id, 0))
-        requested_at = job.requested_at if identity is None else identity.recorded_at
+        remembered = self._state.kept.remembered
+        requested_at = remembered.recorded_at(remembered.wish_of(job.job_id) or 0) or job.requested_at
         return lifecycle.next_fact(job, self._now, requested_at, self._state.pool)
 
     def _state_end(self, job_id: JobId, fact: ev.Fact) -> None:
@@ -709,6 +708,16 @@ def _beyond_limits(spec: ev.JobSpec, queues: Mapping[QueueId, QueueView]) -> Ref
                 hint="Ask for less, or ask the pool's operator for a higher limit: this could never run.",
             )
     return None
+
+
+def _names(tenant: TenantId, request: ev.JobRequested, seq: int) -> Iterator[JobId]:
+    """Names that the job of that wish may have: the one that was asked for, or the first free one of these."""
+    if request.job_id is not None:
+        yield JobId(f"{tenant}/{request.job_id}")
+        return
+    yield JobId(f"{tenant}/job-{seq}")
+    for suffix in count(2):
+        yield JobId(f"{tenant}/job-{seq}-{suffix}")
 
 
 def _not_in_state(job: Seen, expected: str, found: str) -> Refused:

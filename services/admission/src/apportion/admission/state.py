@@ -3,8 +3,7 @@
 Each part follows from one stream alone, save the inbox, which is what both leave: wishes above the last answer. So the
 state is the same however the two streams interleave. Decides nothing.
 
-Kept for as long as the streams are: who asked what under which identity, and every job's name. A repeat gets the first
-answer however late it comes, which is what the broker's window of duplicates can't promise.
+Who asked what under which identity, and every job's name, is kept for as long as the streams are (`remembered`).
 """
 
 import hashlib
@@ -17,8 +16,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from apportion.admission import remembered
 from apportion.admission.lifecycle import is_due_now, next_instant
 from apportion.admission.refusals import Refused
+from apportion.admission.remembered import Identity, Remembered, fingerprint
 from apportion.admission.validate import DEFAULT_MODES, DEFAULT_SHARES, Defaults, ShareDefaults
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Mode, RunCause, WorkloadKind
@@ -37,17 +38,6 @@ Offer = tuple[str, tuple[Mode, ...]]
 Terminal = ev.JobSucceeded | ev.JobFailed | ev.JobCancelled | ev.JobExpired
 
 
-class Identity(Struct, frozen=True, array_like=True):
-    """What is kept of every job request: enough to know a repeat."""
-
-    recorded_at: int
-    digest: str
-    by_event: bytes
-    """Fingerprint of (tenant, source, id)."""
-    by_key: bytes = b""
-    """Fingerprint of (tenant, idempotency key); empty where none was given."""
-
-
 class Asked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A wish that waits for its answer: one of ``wish`` and ``undecodable`` is set."""
 
@@ -62,14 +52,7 @@ class Asked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wish: ev.JobWish | None = None
     undecodable: Undecodable | None = None
     identity: Identity | None = None
-    """What a job request that is only tried would be known by: it takes no identity, so none is kept of it."""
-
-
-class Repeated(Struct, frozen=True, array_like=True):
-    """The answer to a repeat of an admitted request."""
-
-    job_id: JobId
-    first_wish: int
+    """By what a job request is known; of one that is only tried, by what it would be."""
 
 
 class Late(Struct, frozen=True, array_like=True):
@@ -87,14 +70,8 @@ class Kept(Struct, kw_only=True):
     wishes_seq: int = 0
     answered: int = 0
     """Sequence of the last wish that admission answered."""
-    identities: dict[int, Identity] = {}
-    """Job requests by sequence, from the stream of wishes."""
-    admitted: dict[JobId, int] = {}
-    """Every job that ever was, with the wish that it answers."""
-    refused: dict[int, Refused] = {}
-    repeated: dict[int, Repeated] = {}
-    ended: dict[JobId, str] = {}
-    """How jobs ended: the name of the terminal fact."""
+    remembered: Remembered = msgspec.field(default_factory=Remembered)
+    """Every job request and every job that ever was."""
     late: dict[int, Late] = {}
     """Late facts by sequence, until they are stated as ignored."""
     config: dict[str, int | str] = {}
@@ -107,11 +84,7 @@ class Written(Struct, kw_only=True, array_like=True):
     wishes_seq: int
     answered: int
     inbox: list[Asked]
-    identities: list[tuple[int, Identity]]
-    admitted: dict[JobId, int]
-    refused: list[tuple[int, Refused]]
-    repeated: list[tuple[int, Repeated]]
-    ended: dict[JobId, str]
+    remembered: remembered.Written
     late: list[tuple[int, Late]]
     config: dict[str, int | str]
 
@@ -123,9 +96,7 @@ class State:
         "_timers",
         "defaults",
         "due",
-        "first_by_identity",
         "inbox",
-        "job_of_wish",
         "kept",
         "offers",
         "queues_of",
@@ -136,10 +107,6 @@ class State:
     def __init__(self, kept: Kept, inbox: Iterable[Asked] = ()) -> None:
         self.kept = kept
         self.inbox: deque[Asked] = deque(inbox)
-        self.first_by_identity: dict[bytes, int] = {}
-        for seq in sorted(kept.identities):
-            self._index(seq, kept.identities[seq])
-        self.job_of_wish: dict[int, JobId] = {seq: job for job, seq in kept.admitted.items()}
         self.queues_of: dict[TenantId, tuple[QueueId, ...]] = {}
         self.due: set[JobId] = set()
         """Jobs whose runs call for a fact, whatever the time."""
@@ -161,11 +128,6 @@ class State:
         return self.kept.pool
 
     # ------------------------------------------------------------------------------------------- indexes
-
-    def _index(self, seq: int, identity: Identity) -> None:
-        self.first_by_identity.setdefault(identity.by_event, seq)
-        if identity.by_key:
-            self.first_by_identity.setdefault(identity.by_key, seq)
 
     def index_queues(self) -> None:
         """Recompute whose queues are which: jobs go to those that no other is below."""
@@ -259,13 +221,13 @@ class State:
         kept.wishes_seq = entry.seq
         event = entry.event
         tenant = entry.tenant or TenantId("")
+        identity: Identity | None = None
         if isinstance(event, ev.JobRequested) and not event.dry_run:
             identity = identity_of(entry, tenant, event)
-            kept.identities[entry.seq] = identity
-            self._index(entry.seq, identity)
+            kept.remembered.note_request(entry.seq, identity)
         if entry.seq <= kept.answered:
             return
-        asked = _asked(entry, tenant)
+        asked = _asked(entry, tenant, identity)
         if asked is not None:
             self.inbox.append(asked)
 
@@ -325,21 +287,21 @@ class State:
         kept = self.kept
         match event:
             case ev.JobAdmitted():
-                kept.admitted[event.job_id] = event.answers
-                self.job_of_wish[event.answers] = event.job_id
+                kept.remembered.note_admitted(event.job_id, event.answers)
                 self._answered(event.answers)
                 self.reconsider(event.job_id)
             case ev.JobRejected():
-                kept.refused[event.answers] = Refused(
+                refused = Refused(
                     code=event.code,
                     field=event.field,
                     expected=event.expected,
                     found=event.found,
                     hint=event.message,
                 )
+                kept.remembered.note_refused(event.answers, refused)
                 self._answered(event.answers)
             case ev.JobDuplicate():
-                kept.repeated[event.answers] = Repeated(event.original_job_id, event.first_wish)
+                kept.remembered.note_repeated(event.answers, event.first_wish)
                 self._answered(event.answers)
             case ev.WishRejected() | ev.WishJudged() | ev.JobHeld() | ev.JobReleased() | ev.JobReprioritized():
                 self._answered(event.answers)
@@ -347,7 +309,7 @@ class State:
                 self.index_queues()
                 self._answered(event.answers)
             case ev.JobCancelled() | ev.JobSucceeded() | ev.JobFailed() | ev.JobExpired():
-                kept.ended.setdefault(event.job_id, type(event).__name__)
+                kept.remembered.note_ended(event.job_id, type(event).__name__)
                 self.reconsider(event.job_id)
                 if isinstance(event, ev.JobCancelled):
                     self._answered(event.answers)
@@ -398,12 +360,11 @@ def _modes(value: int | str | None, default: tuple[Mode, ...]) -> tuple[Mode, ..
     return tuple(Mode(word) for word in named if word in set(Mode))
 
 
-def _asked(entry: Entry, tenant: TenantId) -> Asked | None:
+def _asked(entry: Entry, tenant: TenantId, identity: Identity | None) -> Asked | None:
     """The wish as it waits; None where it isn't admission's to answer."""
     event = entry.event
     wish: ev.JobWish | None = None
     undecodable: Undecodable | None = None
-    identity: Identity | None = None
     match event:
         case ev.JobRequested(dry_run=True):
             wish = event
@@ -445,8 +406,8 @@ def identity_of(entry: Entry, tenant: TenantId, request: ev.JobRequested) -> Ide
     return Identity(
         entry.recorded_at,
         _request_digest(request),
-        _fingerprint("event", tenant, entry.source, entry.event_id),
-        b"" if key is None else _fingerprint("key", tenant, key),
+        fingerprint("event", tenant, entry.source, entry.event_id),
+        b"" if key is None else fingerprint("key", tenant, key),
     )
 
 
@@ -456,25 +417,14 @@ def _request_digest(request: ev.JobRequested) -> str:
     return hashlib.sha256(_REQUESTS.encode(request)).hexdigest()
 
 
-def _fingerprint(*parts: str) -> bytes:
-    # Sixteen bytes stand for texts of any length: a stranger's long source must not cost us memory for ever. Each part
-    # goes in behind its length, so that no two lists of parts read the same.
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(4, "big"))
-        digest.update(data)
-    return digest.digest()
-
-
 def why_late(kept: Kept, event: ev.RunStarted | ev.RunFinished | ev.RunReleased) -> str:
     """Why a run's fact doesn't count; empty where it does. Asked before the fact is folded."""
     run = run_of(kept.pool, event.run_id)
     job_id = job_of_run(event.run_id)
     job = kept.pool.jobs.get(job_id)
     if run is None or job is None or job.state is JobState.ENDED:
-        end = kept.ended.get(job_id)
-        if end is not None:
+        end = kept.remembered.end_of(job_id)
+        if end:
             return f"job {job_id} had ended: {end}"
         if job is None:
             return f"job {job_id} is not known"
@@ -521,11 +471,7 @@ def snapshot(state: State) -> bytes:
             wishes_seq=kept.wishes_seq,
             answered=kept.answered,
             inbox=list(state.inbox),
-            identities=sorted(kept.identities.items(), key=itemgetter(0)),
-            admitted=kept.admitted,
-            refused=sorted(kept.refused.items(), key=itemgetter(0)),
-            repeated=sorted(kept.repeated.items(), key=itemgetter(0)),
-            ended=kept.ended,
+            remembered=kept.remembered.written(),
             late=sorted(kept.late.items(), key=itemgetter(0)),
             config=kept.config,
         )
@@ -539,11 +485,7 @@ def restore(data: bytes) -> State:
         pool=written.pool,
         wishes_seq=written.wishes_seq,
         answered=written.answered,
-        identities=dict(written.identities),
-        admitted=written.admitted,
-        refused=dict(written.refused),
-        repeated=dict(written.repeated),
-        ended=written.ended,
+        remembered=Remembered(written.remembered),
         late=dict(written.late),
         config=written.config,
     )
