@@ -28,7 +28,11 @@ SOURCE: Final = "/apportion/cli"
 async def bus_of(place: Place) -> AsyncIterator[Bus]:
     """A connection to the pool's bus. Raises BusUnreachable, BusRefused, KeyProblem."""
     bus = await Bus.connect(
-        place.bus_url, pool=PoolId(place.pool), name="apportion-cli", wait_s=CONNECT_S, key=place.key_file
+        place.bus_url,
+        pool=PoolId(place.pool),
+        name="apportion-cli",
+        wait_s=CONNECT_S,
+        **{**place.settings.link(), "key": place.key_file},
     )
     try:
         yield bus

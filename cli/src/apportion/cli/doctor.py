@@ -151,7 +151,9 @@ async def _bus(place: Place) -> list[dict[str, str]]:
     """The bus and the services, where a pool is reachable."""
     from apportion.cli.client import ask, bus_of
     from apportion.cli.supervisor import is_ready
-    from apportion.runtime.stream import BusUnreachable
+    from apportion.runtime.keys import KeyProblem
+    from apportion.runtime.stream import BusRefused, BusUnreachable
+    from apportion.runtime.transport import CertificateInvalid, PlainTextRefused
 
     if place.note is None and place.loaded.origins["bus_url"] == "default":
         return []
@@ -165,6 +167,8 @@ async def _bus(place: Place) -> list[dict[str, str]]:
                 found.append(finding("fail", "monitor", str(err.message), "See its log: <data-dir>/logs/monitor.log."))
     except BusUnreachable as err:
         return [finding("fail", "bus", str(err), "Start a pool with `apportion up`, or give another --bus-url.")]
+    except (BusRefused, KeyProblem, PlainTextRefused, CertificateInvalid) as err:
+        return [finding("fail", "bus", str(err), "See docs/security.md.")]
     if place.note is not None:
         for name in sorted(set(place.note.pids) - {"nats-server"}):
             ready = is_ready(_health_port(place.data_dir, name))

@@ -107,6 +107,10 @@ class Common(Struct, frozen=True, kw_only=True):
     """Where the bus is; several addresses are separated by commas."""
     bus_key_file: Path | None = None
     """The seed to speak with on a bus that lets in whom it knows: a file that its owner alone may read."""
+    bus_ca_file: Path | None = None
+    """Whom to trust that the bus is the bus (PEM): the way there is TLS then, from the first byte."""
+    bus_plain: bool = False
+    """Take plain TCP to a bus that isn't on this machine: for a network that you trust."""
     data_dir: Path = msgspec.field(default_factory=default_data_dir)
     """Where it keeps its files."""
     log_level: LogLevel = LogLevel.INFO
@@ -115,6 +119,10 @@ class Common(Struct, frozen=True, kw_only=True):
     traces: Traces = Traces.OFF
     trace_sample_pct: Percent = 5
     """How many of a hundred jobs are traced, where the publisher of the wish didn't decide it."""
+
+    def link(self) -> dict[str, Any]:
+        """How to connect to the bus, as ``Bus.connect`` takes it."""
+        return {"key": self.bus_key_file, "ca_file": self.bus_ca_file, "allow_plain": self.bus_plain}
 
 
 S = TypeVar("S", bound=Common)

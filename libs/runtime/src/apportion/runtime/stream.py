@@ -27,7 +27,7 @@ from apportion.contracts import subjects
 from apportion.contracts.codec import Message
 from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import Author, PoolId
-from apportion.runtime.keys import options_of
+from apportion.runtime import transport
 
 BATCH_EVENTS_MAX: Final = 1000
 """The server's limit on one atomic batch."""
@@ -449,13 +449,16 @@ class Bus:
         on_error: Callable[[Exception], None] | None = None,
         wait_s: float = 10.0,
         key: Path | None = None,
+        ca_file: Path | None = None,
+        allow_plain: bool = False,
     ) -> "Bus":
         """A connection that reconnects for ever; raises BusUnreachable where nobody answers within ``wait_s``.
 
         ``key`` is the file of the seed to speak with, where the bus lets in whom it knows. Raises KeyProblem, and
-        BusRefused where the bus doesn't know it.
+        BusRefused where the bus doesn't know it. Beyond this machine the way there is TLS, trusted by ``ca_file`` or by
+        the system, unless ``allow_plain``: raises PlainTextRefused.
         """
-        options = {} if key is None else options_of(key)
+        options = transport.options(url, key=key, ca_file=ca_file, allow_plain=allow_plain)
         client = _Client()
         bus = cls(client, pool=pool, url=url)
         refused = asyncio.Event()

@@ -59,8 +59,8 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             settings.bus_url,
             pool=pool,
             name=SERVICE,
-            key=settings.bus_key_file,
             on_error=lambda err: log.warning("bus_error", error=str(err)),
+            **settings.link(),
         )
         await bus.provision()
         writer = LogWriter(event_log, bus, batch_s=settings.log_batch_ms / 1000, on_logged=metrics.logged)

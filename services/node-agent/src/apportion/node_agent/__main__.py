@@ -136,9 +136,7 @@ class Agent:
                 devices.keep_accounts(device.uuid)
 
             author = agent_author(self._node)
-            bus = await Bus.connect(
-                settings.bus_url, pool=self._pool, name=f"apportion-{author}", key=settings.bus_key_file
-            )
+            bus = await Bus.connect(settings.bus_url, pool=self._pool, name=f"apportion-{author}", **settings.link())
             stack.push_async_callback(bus.close)
             await bus.provision()
             reactor = Reactor(

@@ -54,8 +54,8 @@ async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
             settings.bus_url,
             pool=pool,
             name=SERVICE,
-            key=settings.bus_key_file,
             on_error=lambda err: log.warning("bus_error", error=str(err)),
+            **settings.link(),
         )
         stack.push_async_callback(bus.close)
         await bus.provision()
