@@ -20,7 +20,7 @@ _SECTIONS: Final = (
     ("Look", ("jobs", "show", "why", "nodes", "events", "logs")),
     ("Care for nodes", ("cordon", "drain", "uncordon", "thaw")),
     ("Who is let in", ("keys",)),
-    ("Prove it", ("audit", "sql", "log", "replay")),
+    ("Prove it", ("audit", "sql", "log", "replay", "usage")),
     ("Measure", ("bench",)),
     ("Mend", ("dlq",)),
     ("About", ("config", "paths", "version")),
@@ -92,6 +92,7 @@ def outcome(arguments: list[str] | None = None) -> int:
         key_commands,
         log_commands,
         pool_commands,
+        usage_commands,
         wish_commands,
     )
 

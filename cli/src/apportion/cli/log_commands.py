@@ -70,7 +70,7 @@ def log_verify(file: str | None, output: str, data_dir: str | None, pool: str | 
 
     from apportion.monitor.damage import verify
 
-    path = Path(file) if file else _log_to_read(place_of(data_dir, pool, bus_url))
+    path = Path(file) if file else log_to_read(place_of(data_dir, pool, bus_url))
     verdict = verify(path)
     content = {"path": str(path), **msgspec.to_builtins(verdict)}
 
@@ -126,7 +126,7 @@ def replay(
             hint="apportion replay --at -15m",
         )
     place = place_of(data_dir, pool, bus_url)
-    path, folds = (Path(file), None) if file else (_log_to_read(place), _folds_of(place))
+    path, folds = (Path(file), None) if file else (log_to_read(place), _folds_of(place))
     if verify_it:
         return _verify(path, output)
     if at is not None:
@@ -189,7 +189,7 @@ def _folds_of(place: "Place") -> Path:
     return log_file(place.data_dir, place.pool).with_suffix(".folds")
 
 
-def _log_to_read(place: "Place") -> Path:
+def log_to_read(place: "Place") -> Path:
     """The log where the pool is stopped, else the monitor's newest copy of it."""
     import json
 

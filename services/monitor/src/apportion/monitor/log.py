@@ -15,6 +15,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +72,7 @@ VIEWS: Final = (
     "v_queue_share",
     "v_health",
     "v_changes",
+    "v_usage",
     "v_orphans",
     "v_reconciliation",
 )
@@ -530,6 +532,34 @@ def own_questions(path: Path) -> Iterator[Callable[[str], list[tuple[Any, ...]]]
         yield lambda question: connection.execute(question).fetchall()
     finally:
         connection.close()
+
+
+def write_parquet(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Rows as a Parquet file, each column of the type that its first value has. Raises LogWriteFailed."""
+    types = [
+        next((_parquet_type(row[i]) for row in rows if row[i] is not None), "VARCHAR") for i in range(len(columns))
+    ]
+    connection = duckdb.connect(":memory:", config={"threads": 1})
+    try:
+        fields = ", ".join(f"{_name(name)} {type_}" for name, type_ in zip(columns, types, strict=True))
+        connection.execute(f"CREATE TABLE content({fields})")
+        with connection.appender("content") as appender:
+            appender.append_rows([tuple(row) for row in rows])
+        connection.execute(f"COPY content TO {_quoted(str(path))} (FORMAT parquet, COMPRESSION zstd)")
+    except duckdb.Error as err:
+        raise LogWriteFailed(rows=len(rows), detail=_first_line(err)) from err
+    finally:
+        connection.close()
+
+
+def _parquet_type(value: object) -> str:
+    if isinstance(value, int):
+        return "BIGINT"
+    return "DECIMAL(38, 9)" if isinstance(value, Decimal) else "VARCHAR"
+
+
+def _name(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
 
 
 def ask_locked_down(path: Path, statement: str, *, limit: int, seconds: float) -> Answer:

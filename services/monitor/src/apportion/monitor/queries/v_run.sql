@@ -1,6 +1,8 @@
--- One row a run: where it was, what it held, and how it ended. 'lost' is a run whose node was fenced before its release.
+-- One row a run: where it was, what it held, and how it ended. 'lost' is a run whose node was fenced before its release, or had
+-- been when it was placed: then it never held anything.
 WITH placed AS (
     SELECT run_id, job_id, tenant, node_id, stream_seq AS placed_seq, recorded_at AS placed_at, body,
+        CAST(body -> '$.node_epoch' AS BIGINT) AS node_epoch,
         list_sum(CAST(json_extract(body, '$.slices[*].compute_milli') AS BIGINT[])) AS compute_milli,
         list_sum(CAST(json_extract(body, '$.slices[*].memory_mib') AS BIGINT[])) AS memory_mib
     FROM v_event WHERE kind = 'RunPlaced'
@@ -16,13 +18,20 @@ WITH placed AS (
     SELECT unnest(CAST(body -> '$.runs' AS VARCHAR[])) AS run_id, recorded_at AS lost_at, stream_seq AS lost_seq
     FROM v_event WHERE kind = 'NodeFenced'
 ), lost AS (
-    SELECT run_id, min(lost_at) AS lost_at, min(lost_seq) AS lost_seq FROM fenced GROUP BY run_id
+    SELECT run_id, min(lost_at) AS lost_at, min(lost_seq) AS lost_seq FROM (
+        SELECT * FROM fenced
+        UNION ALL
+        -- Decided before the fencing was known and stored after it: no agent starts it.
+        SELECT placed.run_id, placed.placed_at, placed.placed_seq
+        FROM placed JOIN v_event AS before ON before.node_id = placed.node_id AND before.stream_seq < placed.placed_seq
+        WHERE before.kind = 'NodeFenced' AND CAST(before.body -> '$.epoch' AS BIGINT) > placed.node_epoch
+    ) GROUP BY run_id
 ), stopped AS (
     SELECT run_id, arg_min(cause, ordinal) AS stop FROM events WHERE type LIKE 'RunStopOrdered.%' GROUP BY run_id
 )
 SELECT
     placed.run_id, placed.job_id, placed.tenant, placed.node_id,
-    CAST(placed.body -> '$.node_epoch' AS BIGINT) AS node_epoch,
+    placed.node_epoch,
     placed.compute_milli, placed.memory_mib,
     CASE
         WHEN lost.lost_seq < coalesce(released.released_seq, lost.lost_seq + 1) THEN 'lost'
