@@ -206,7 +206,8 @@ async def test_a_device_that_falls_off_the_bus_is_told_and_so_is_its_return(pool
         await pool.has(RunReleased)
         faults.reset(0)
         change = await pool.has(DeviceHealthChanged, 2)
-        assert (change.after, change.code) == (DeviceHealth.HEALTHY, "probe")
+        assert (change.after, change.code) == (DeviceHealth.HEALTHY, "recovered")
+        assert change.detail.startswith("lost, ")
 
 
 async def test_heartbeats_say_which_session_lives(pool: Pool) -> None:

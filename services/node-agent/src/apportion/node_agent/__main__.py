@@ -5,11 +5,10 @@ agent finds them again.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Final
@@ -19,18 +18,21 @@ from msgspec import Meta
 
 from apportion.contracts import subjects
 from apportion.contracts.causes import DeviceHealth, Mode
-from apportion.contracts.ids import DeviceUuid, NodeId, PoolId, agent_author
+from apportion.contracts.events import Slice
+from apportion.contracts.ids import JobId, NodeId, PoolId, RunId, agent_author, job_of_run
 from apportion.contracts.units import MILLI_PER_DEVICE
 from apportion.node_agent import core
 from apportion.node_agent.capabilities import MPS_PARTITIONS
+from apportion.node_agent.dcgm import JobMapping
 from apportion.node_agent.enforce.exclusive import Exclusive
 from apportion.node_agent.enforce.mig import Mig
 from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import Enforcer, Slices
 from apportion.node_agent.enforce.timeslice import TimeSlice
 from apportion.node_agent.enforce.watchdog import Watchdog
+from apportion.node_agent.health_watch import HealthWatch
 from apportion.node_agent.machine import inventory_of, with_lost
-from apportion.node_agent.nvml import DeviceLost, Devices, NoDriver, NvmlFailed, XidSeen, open_devices
+from apportion.node_agent.nvml import Devices, NoDriver, NvmlFailed, open_devices
 from apportion.node_agent.processes import Processes, RootInUse
 from apportion.node_agent.shell import Shell, session_leaders
 from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
@@ -46,9 +48,6 @@ from apportion.runtime.stream import Bus
 SERVICE: Final = "node-agent"
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RECLAIM_PAUSE_S: Final = 2.0
-XID_LOST: Final = 79
-FAILING_XIDS: Final = frozenset({48, 62, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143})
-"""Faults after which a device needs a reset before it may be given to anybody; 94 is contained to its application."""
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +71,10 @@ class AgentSettings(Common, frozen=True, kw_only=True):
     """How often devices, driver and probes are looked at again."""
     mps_sm_partitions: Annotated[str, Meta(pattern="^([1-9][0-9]{0,3}(,[1-9][0-9]{0,3}){0,15})?$")] = ""
     """Split the SMs of shared devices into such parts for good, in thousandths, as in 500,250,250; empty: don't."""
+    reset_failed_devices: bool = False
+    """Reset a device that needs it once nobody uses it; else an operator does, and the agent sees it."""
+    dcgm_job_mapping_dir: str = ""
+    """Where to write which job has which device, for dcgm-exporter; empty: nowhere."""
     watchdog_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
     """How often device memory is looked at; a run is ended after two looks over its limit."""
 
@@ -92,8 +95,6 @@ class Agent:
         self._state_dir = settings.data_dir.absolute() / "nodes" / settings.node_id
         self._clock = SystemClock()
         self._simulated: SimulatedNode | None = None
-        self._lost: set[DeviceUuid] = set()
-        """Devices that don't answer at present."""
 
     async def run(self, stop: asyncio.Event) -> int:
         """Work until ``stop``, then leave everything running and in order."""
@@ -130,6 +131,7 @@ class Agent:
                 path=path,
                 node_env=self._node_env(),
                 clock=self._clock,
+                on_slices=self._mapping(inventory),
             )
             stack.push_async_callback(shell.close)
             for device in inventory.devices:
@@ -150,18 +152,31 @@ class Agent:
                 meter=meter,
             )
             shell.feed = reactor.feed
-            health = HealthServer(
+            endpoint = HealthServer(
                 f"{SERVICE}-{self._node}",
                 settings.data_dir,
                 port=settings.health_port,
                 is_ready=lambda: self._is_ready(reactor),
                 metrics=meter.prometheus,
             )
-            health.start()
-            stack.callback(health.stop)
+            endpoint.start()
+            stack.callback(endpoint.stop)
+            health = HealthWatch(
+                devices,
+                [device.uuid for device in inventory.devices],
+                clock=self._clock,
+                feed=reactor.feed,
+                suspect=shell.suspect,
+                env={"HOME": "/", "PATH": path, **self._node_env()},
+                file=self._state_dir / "health.json",
+                may_reset=settings.reset_failed_devices,
+            )
             if self._simulated is not None:
-                self._follow_simulated(self._simulated, reactor, mps, devices, inventory)
+                self._follow_simulated(
+                    self._simulated, reactor, mps=mps, devices=devices, inventory=inventory, health=health
+                )
             reactor.feed(core.InventoryChanged(inventory=inventory))
+            health.begin()
             adopted = await shell.adopt(reactor.session)
             # What an earlier agent made for a run that doesn't live goes before anything new is made.
             left = await mig.reconcile({one.run_id for one in adopted.found if one.started is not None})
@@ -176,8 +191,7 @@ class Agent:
                 reactor=reactor,
                 shell=shell,
                 bus=bus,
-                devices=devices,
-                inventory=inventory,
+                health=health,
                 background={name: work for name, work in background.items() if work is not None},
             )
         return 0
@@ -189,8 +203,7 @@ class Agent:
         reactor: "Reactor[core.State]",
         shell: Shell,
         bus: Bus,
-        devices: Devices,
-        inventory: core.Inventory,
+        health: HealthWatch,
         background: Mapping[str, Coroutine[object, object, None]],
     ) -> None:
         """Everything that runs side by side; the first to fail ends all. ``background`` may end by itself."""
@@ -198,10 +211,8 @@ class Agent:
         helpers = {
             asyncio.create_task(shell.run(), name="ends"),
             asyncio.create_task(self._beat(bus, reactor), name="heartbeat"),
-            asyncio.create_task(
-                self._look(bus, shell, reactor=reactor, devices=devices, inventory=inventory), name="watchdog"
-            ),
-            asyncio.create_task(self._watch_xids(reactor, devices, inventory, shell), name="xids"),
+            asyncio.create_task(self._look(bus, shell, health), name="watchdog"),
+            asyncio.create_task(health.hear(), name="events"),
             asyncio.ensure_future(shell.failure),
         }
         beside = [asyncio.create_task(work, name=name) for name, work in background.items()]
@@ -215,6 +226,24 @@ class Agent:
             for task in (loop_task, *helpers, *beside):
                 task.cancel()
             await asyncio.gather(loop_task, *helpers, *beside, return_exceptions=True)
+
+    def _mapping(self, inventory: core.Inventory) -> "Callable[[Mapping[RunId, tuple[Slice, ...]]], None] | None":
+        """Writes dcgm-exporter's files from the runs' slices; None where nobody asked for them."""
+        if not self._settings.dcgm_job_mapping_dir:
+            return None
+        mapping = JobMapping(Path(self._settings.dcgm_job_mapping_dir))
+        index = {device.uuid: device.index for device in inventory.devices}
+
+        def write(slices: Mapping[RunId, tuple[Slice, ...]]) -> None:
+            jobs: dict[int, set[JobId]] = {number: set() for number in index.values()}
+            for run, pieces in slices.items():
+                for piece in pieces:
+                    if piece.device_uuid in index:
+                        jobs[index[piece.device_uuid]].add(job_of_run(run))
+            mapping.write(jobs)
+
+        write({})
+        return write
 
     def _partitions(self, inventory: core.Inventory) -> tuple[int, ...]:
         text = self._settings.mps_sm_partitions
@@ -302,9 +331,11 @@ class Agent:
         self,
         simulated: SimulatedNode,
         reactor: "Reactor[core.State]",
+        *,
         mps: Mps,
         devices: Devices,
         inventory: core.Inventory,
+        health: HealthWatch,
     ) -> None:
         """A simulated node that dies takes its devices along, as a driver that is unloaded does."""
 
@@ -320,6 +351,7 @@ class Agent:
             for device in inventory.devices:
                 devices.keep_accounts(device.uuid)
             tell(DeviceHealth.HEALTHY, "driver-back")
+            health.forget()
 
         simulated.on_gone = gone
         simulated.on_back = back
@@ -362,10 +394,7 @@ class Agent:
         self,
         bus: Bus,
         shell: Shell,
-        *,
-        reactor: "Reactor[core.State]",
-        devices: Devices,
-        inventory: core.Inventory,
+        health: HealthWatch,
     ) -> None:
         subject = subjects.sample(self._pool, self._node, "usage")
         told_at = 0
@@ -375,59 +404,7 @@ class Agent:
             if self._clock.monotonic() - told_at >= 1_000_000_000:
                 told_at = self._clock.monotonic()
                 bus.send_soon(subject, shell.usage())
-                self._probe(reactor, devices, inventory)
-
-    def _probe(self, reactor: "Reactor[core.State]", devices: Devices, inventory: core.Inventory) -> None:
-        """Devices that fell off the bus without a word, and lost ones that answer again: health has a way back."""
-        for device in inventory.devices:
-            try:
-                devices.compute_mode(device.uuid)
-            except DeviceLost as err:
-                if device.uuid not in self._lost:
-                    self._lost.add(device.uuid)
-                    reactor.feed(
-                        core.DeviceHealthSeen(
-                            device_uuid=device.uuid, health=DeviceHealth.FAILED, code="lost", detail=err.name
-                        )
-                    )
-            except NvmlFailed:
-                continue  # The driver itself is away, which is told elsewhere.
-            else:
-                if device.uuid in self._lost:
-                    self._lost.discard(device.uuid)
-                    reactor.feed(
-                        core.DeviceHealthSeen(
-                            device_uuid=device.uuid,
-                            health=DeviceHealth.HEALTHY,
-                            code="probe",
-                            detail="it answers again",
-                        )
-                    )
-
-    async def _watch_xids(
-        self, reactor: "Reactor[core.State]", devices: Devices, inventory: core.Inventory, shell: Shell
-    ) -> None:
-        """Device faults as the driver reports them. The wait is in a thread: the library's call blocks."""
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(NvmlFailed):
-            devices.watch_xids([device.uuid for device in inventory.devices])
-        while True:
-            try:
-                seen: XidSeen | None = await loop.run_in_executor(None, devices.wait_xid, 1000)
-            except NvmlFailed as err:
-                log.warning("xids_unheard", error=str(err))
-                await asyncio.sleep(1)
-                continue
-            if seen is None:
-                continue
-            log.warning("xid", device=seen.uuid, xid=seen.xid)
-            shell.suspect(seen.uuid, seen.xid)
-            if seen.xid == XID_LOST:
-                self._lost.add(seen.uuid)  # Back once it answers; after the others only a reset helps.
-            if seen.xid in FAILING_XIDS:
-                reactor.feed(
-                    core.DeviceHealthSeen(device_uuid=seen.uuid, health=DeviceHealth.FAILED, code=f"xid-{seen.xid}")
-                )
+                health.look()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,12 +14,23 @@ import pynvml
 
 from apportion.contracts.ids import DeviceUuid
 from apportion.contracts.units import mib_from_bytes, mib_holding_bytes
+from apportion.node_agent.health import HealthReading
 from apportion.node_agent.nvml_mig import MigBoards
 from apportion.node_agent.simgpu.nvml import SimulatedNvml
 
 _CORES_PER_SM: Final = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
 _CORES_PER_SM_SINCE: Final = 128
 """All compute capabilities after 8.0 so far."""
+_EVENTS: Final = (
+    int(pynvml.nvmlEventTypeXidCriticalError)
+    | int(pynvml.nvmlEventTypeDoubleBitEccError)
+    | int(pynvml.nvmlEventTypeDramRetirementEvent)
+    | int(pynvml.nvmlEventTypeDramRetirementFailure)
+    | int(pynvml.nvmlEventTypeNonFatalPoisonError)
+    | int(pynvml.nvmlEventTypeFatalPoisonError)
+    | int(pynvml.nvmlEventTypeGpuUnavailableError)
+    | int(pynvml.nvmlEventTypeGpuRecoveryAction)
+)
 _CPU_WORD: Final = 64
 _CPU_WORDS: Final = 16
 
@@ -109,7 +120,7 @@ class ProcessAccount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class XidSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The driver reports a fault of a device."""
+    """The driver reports something of a device: a fault by its number, or (0) that its health reads otherwise now."""
 
     uuid: DeviceUuid
     xid: int
@@ -275,10 +286,11 @@ class Devices:
         """Have faults of these devices reported by ``wait_xid`` from now on."""
         if self._events is None:
             self._events = self._call("nvmlEventSetCreate")
-        mask = int(self._nvml.nvmlEventTypeXidCriticalError)
         for uuid in uuids:
             handle = self._handle(uuid)
-            if int(self._call("nvmlDeviceGetSupportedEventTypes", handle)) & mask:
+            # Older drivers have fewer, and refuse a mask with one that they don't know.
+            mask = int(self._call("nvmlDeviceGetSupportedEventTypes", handle)) & _EVENTS
+            if mask:
                 self._call("nvmlDeviceRegisterEvents", handle, mask, self._events)
 
     def wait_xid(self, timeout_ms: int) -> XidSeen | None:
@@ -293,7 +305,35 @@ class Devices:
                 return None
             raise
         # The UUID is asked of no lost device: the handle is one that we know.
-        return XidSeen(uuid=self._uuid_of(event.device), xid=int(event.eventData))
+        is_xid = int(event.eventType) == pynvml.nvmlEventTypeXidCriticalError
+        return XidSeen(uuid=self._uuid_of(event.device), xid=int(event.eventData) if is_xid else 0)
+
+    def health(self, uuid: DeviceUuid) -> HealthReading:
+        """What the device tells of its own health."""
+        handle = self._handle(uuid)
+        rows = self._optional("nvmlDeviceGetRemappedRows", handle)
+        errors = self._optional(
+            "nvmlDeviceGetTotalEccErrors",
+            handle,
+            self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            self._nvml.NVML_VOLATILE_ECC,
+        )
+        return HealthReading(
+            recovery_action=self._field(handle, self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
+            remap_pending=None if rows is None else bool(rows[2]),
+            remap_failed=None if rows is None else bool(rows[3]),
+            uncorrectable=None if errors is None else int(errors),
+            temperature_c=self._optional("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
+            slowdown_c=self._optional(
+                "nvmlDeviceGetTemperatureThreshold", handle, self._nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+            ),
+        )
+
+    def _field(self, handle: Any, number: int) -> int | None:
+        values = self._optional("nvmlDeviceGetFieldValues", handle, [number])
+        if values is None or int(values[0].nvmlReturn) != pynvml.NVML_SUCCESS:
+            return None
+        return int(values[0].value.uiVal)
 
     def _uuid_of(self, device: Any) -> DeviceUuid:
         for uuid, handle in self._handles.items():

@@ -56,7 +56,9 @@ class Shell:
         path: str,
         node_env: Mapping[str, str],
         clock: Clock | None = None,
+        on_slices: Callable[[Mapping[RunId, tuple[Slice, ...]]], None] | None = None,
     ) -> None:
+        """``on_slices`` hears of the slices of all live runs, each time that they change."""
         self._processes = processes
         self._slices = slices
         self._watchdog = watchdog
@@ -73,6 +75,7 @@ class Shell:
         self._slices_of: dict[RunId, tuple[Slice, ...]] = {}
         self._processes_of: dict[RunId, StartedProcess] = {}
         self._stopping: set[RunId] = set()
+        self._on_slices = on_slices or (lambda _: None)
         self.feed: Callable[[core.Observation], None] = lambda _: None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails where an instruction ended in an error that nobody foresaw: then the agent has to begin anew."""
@@ -90,6 +93,7 @@ class Shell:
                     await asyncio.wait_for(self._processes.ended(run), 0.2)
                 seen = self._processes.observe(run)
             found.append(self._found(run, seen))
+        self._on_slices(self._slices_of)
         return core.Adopted(session=session, found=tuple(found))
 
     async def run(self) -> None:
@@ -166,6 +170,7 @@ class Shell:
             return self._start_failed(run, RunCause.START_FAILED, f"{type(err).__name__}: {err}")
         self._processes_of[run] = process
         self._slices.started(run, order.slices, process.pid)
+        self._on_slices(self._slices_of)
         return core.ProcessStarted(
             run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=set_up.enforced
         )
@@ -218,6 +223,7 @@ class Shell:
         self._processes_of.pop(run, None)
         self._slices_of.pop(run, None)
         self._stopping.discard(run)
+        self._on_slices(self._slices_of)
         self.feed(core.SlicesReleased(run_id=run, at=self._clock.now()))
         return True
 

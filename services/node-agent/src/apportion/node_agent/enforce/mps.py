@@ -16,10 +16,8 @@ import asyncio
 import contextlib
 import functools
 import os
-import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -29,6 +27,7 @@ import structlog
 
 from apportion.contracts.events import Enforced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
+from apportion.node_agent import canaries
 from apportion.node_agent.enforce.fault_domains import DomainFailed, DomainSigns, judge
 from apportion.node_agent.enforce.partitions import PartitionBook
 from apportion.node_agent.enforce.slices import EnforcementFailed, SetUp
@@ -44,7 +43,6 @@ _LATELY_S: Final = 10.0
 """An end so soon after a fault of the device is put down to it."""
 _IDLE_S: Final = 30.0
 """A daemon without a run is ended after it, which costs a start later and clears what may be wrong with it."""
-_CANARY: Final = Path(__file__).parent.parent / "canary.py"
 _CONNECT_S_MAX: Final = 2.0
 _CONNECT_PAUSE_S: Final = 0.1
 
@@ -299,7 +297,7 @@ class Mps:
     async def _canary(self, domain: _Domain) -> str:
         """``ok`` where a process gets a context as this server's client; else how it fared."""
         env = {**self._env, "CUDA_MPS_PIPE_DIRECTORY": str(domain.pipe), "CUDA_VISIBLE_DEVICES": domain.uuid}
-        return await asyncio.get_running_loop().run_in_executor(None, _try_canary, env, self._is_client(domain))
+        return await asyncio.get_running_loop().run_in_executor(None, canaries.ask, env, self._is_client(domain))
 
     def _is_client(self, domain: _Domain) -> Callable[[int], bool]:
         def is_client(pid: int) -> bool:
@@ -524,36 +522,6 @@ class Mps:
         if done.returncode:
             raise MpsCommandFailed(commands or " ".join(arguments), code=done.returncode, said=done.stdout.strip())
         return done.stdout
-
-
-def _try_canary(env: Mapping[str, str], is_client: Callable[[int], bool]) -> str:
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_CANARY)],
-        env=dict(env),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
-        if not select.select([process.stdout], [], [], _ANSWER_S_MAX)[0]:
-            return f"no answer in {_ANSWER_S_MAX:g} s"
-        said = process.stdout.readline().strip()
-        if not said.startswith("ok "):
-            return said or "it ended without a word"
-        # It works, but does it go through the server? A client that finds none has the whole device.
-        return "ok" if is_client(process.pid) else "it is no client of the server"
-    except NvmlFailed as err:
-        return str(err)
-    finally:
-        try:
-            process.communicate(timeout=_ANSWER_S_MAX)  # It ends with its stdin, by itself: a kill might harm others.
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
 
 
 _SERVER_FILE: Final = "apportion-server"

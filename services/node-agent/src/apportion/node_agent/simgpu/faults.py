@@ -28,6 +28,14 @@ class Faults:
         """Make the board hotter by so many degrees than its load explains."""
         self._link.ask("inject_heat", index=index, celsius=celsius)
 
+    def ecc(self, index: int, *, corrected: int = 0, uncorrected: int = 0) -> None:
+        """Count memory errors; an uncorrectable one leaves a row to be replaced at the next reset."""
+        self._link.ask("inject_ecc", index=index, corrected=corrected, uncorrected=uncorrected)
+
+    def remap_failure(self, index: int) -> None:
+        """Let the board run out of spare memory rows, for good."""
+        self._link.ask("inject_remap_failure", index=index)
+
     def reset(self, index: int) -> None:
         """Bring the board back to health; IN_USE while a process has a context on it."""
         self._link.ask("reset", index=index)

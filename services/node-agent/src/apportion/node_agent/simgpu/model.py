@@ -35,6 +35,11 @@ XID_ILLEGAL_ACCESS: Final = 31
 XID_LOST: Final = 79
 _XIDS_THAT_END_ALL: Final = frozenset({48, 79, 95, 109, 119, 120})
 """Faults that no context on the device survives."""
+_XIDS_THAT_WANT_A_RESET: Final = frozenset({46, 48, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143})
+_ACTION_GPU_RESET: Final = 1
+_ACTION_BUS_RESET: Final = 6
+SLOWDOWN_C: Final = 90
+"""Modelled: near what boards for servers have."""
 
 
 class ComputeMode(StrEnum):
@@ -166,6 +171,12 @@ class Device:
         self.compute_mode = ComputeMode.DEFAULT
         self.is_lost = False
         self.heat_c = 0
+        self.recovery_action = 0
+        self.ecc_corrected = 0
+        self.ecc_uncorrected = 0
+        self.remapped_rows = 0
+        self.is_remap_pending = False
+        self.has_remap_failed = False
         self.accounting = False
         self.accounted: deque[Accounted] = deque(maxlen=_ACCOUNTED_MAX)
         self.contexts: dict[int, Context] = {}
@@ -567,6 +578,10 @@ class SimNode:
         self._report(device, "xid", xid)
         if xid == XID_LOST:
             device.is_lost = True
+            device.recovery_action = _ACTION_BUS_RESET
+        if xid in _XIDS_THAT_WANT_A_RESET:
+            device.recovery_action = _ACTION_GPU_RESET
+            self._report(device, "recovery_action", device.recovery_action)
         if xid not in _XIDS_THAT_END_ALL:
             return []
         failed = [context.client for context in device.all_contexts()]
@@ -574,12 +589,24 @@ class SimNode:
             self._fail(client, "CUDA_ERROR_UNKNOWN", now_us)
         return failed
 
+    def inject_ecc(self, device: Device, *, corrected: int, uncorrected: int) -> None:
+        """Memory errors are counted; an uncorrectable one has a row replaced at the next reset."""
+        device.ecc_corrected += corrected
+        device.ecc_uncorrected += uncorrected
+        if uncorrected:
+            device.is_remap_pending = True
+            self._report(device, "double_bit", uncorrected)
+
     def reset(self, device: Device) -> None:
         """Bring a board back to health, without its instances; refused while anybody has a context on it."""
         if contexts := device.all_contexts():
             raise DriverError("NVML_ERROR_IN_USE", f"{len(contexts)} contexts")
         device.is_lost = False
         device.heat_c = 0
+        device.recovery_action = 0
+        device.ecc_corrected = device.ecc_uncorrected = 0
+        if device.is_remap_pending:
+            device.is_remap_pending, device.remapped_rows = False, device.remapped_rows + 1
         device.instances.clear()
         device.is_mig_enabled = device.is_mig_pending
 

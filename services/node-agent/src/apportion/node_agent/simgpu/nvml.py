@@ -17,7 +17,12 @@ import msgspec
 import pynvml
 
 _MIB: Final = 1024 * 1024
-_SUPPORTED_EVENTS: Final = int(pynvml.nvmlEventTypeXidCriticalError)
+_EVENTS: Final = {
+    "xid": int(pynvml.nvmlEventTypeXidCriticalError),
+    "double_bit": int(pynvml.nvmlEventTypeDoubleBitEccError),
+    "recovery_action": int(pynvml.nvmlEventTypeGpuRecoveryAction),
+}
+_SUPPORTED_EVENTS: Final = sum(_EVENTS.values())
 _NOT_AVAILABLE: Final = 0xFFFFFFFF
 _NO_SAMPLE: Final = pynvml.NVML_ERROR_NOT_FOUND
 
@@ -108,6 +113,7 @@ class _EventSet:
         self.link = link
         self.after = after
         self.indexes: set[int] = set()
+        self.kinds: set[str] = set()
 
 
 class SimulatedNvml:
@@ -447,6 +453,32 @@ class SimulatedNvml:
             _raise(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return int(self._device(handle)["temperature_c"])
 
+    def nvmlDeviceGetTemperatureThreshold(self, handle: _Handle, threshold: int) -> int:
+        if threshold != pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN:
+            _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return int(self._device(handle)["slowdown_c"])
+
+    def nvmlDeviceGetRemappedRows(self, device: _Handle) -> tuple[int, int, int, int]:
+        state = self._device(device)
+        return 0, int(state["remapped_rows"]), int(state["remap_pending"]), int(state["remap_failed"])
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: _Handle, errorType: int, counterType: int) -> int:
+        del counterType
+        is_uncorrected = errorType == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        return int(self._device(handle)["ecc_uncorrected" if is_uncorrected else "ecc_corrected"])
+
+    def nvmlDeviceGetFieldValues(self, handle: _Handle, fieldIds: list[Any]) -> Any:
+        """The fields about health; any other is answered with NOT_SUPPORTED in its own place, as NVML does."""
+        state = self._device(handle)
+        values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
+        for place, field in enumerate(fieldIds):
+            number = field[0] if isinstance(field, tuple) else field
+            values[place].fieldId = number
+            name = _FIELDS.get(number)
+            values[place].nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if name is None else pynvml.NVML_SUCCESS
+            values[place].value.uiVal = 0 if name is None else int(state[name])
+        return values
+
     def nvmlDeviceGetPowerUsage(self, handle: _Handle) -> int:
         return int(self._device(handle)["power_mw"])
 
@@ -520,11 +552,18 @@ class SimulatedNvml:
             _raise(pynvml.NVML_ERROR_NOT_SUPPORTED)
         if eventTypes:
             eventSet.indexes.add(handle.index)
+            eventSet.kinds |= {kind for kind, number in _EVENTS.items() if eventTypes & number}
 
     def nvmlEventSetWait_v2(self, eventSet: _EventSet, timeoutms: int) -> Any:
         """The next event; raises NVMLError_Timeout where there is none in time."""
         self._check()
-        event = eventSet.link.ask("event", after=eventSet.after, indexes=sorted(eventSet.indexes), timeout_ms=timeoutms)
+        event = eventSet.link.ask(
+            "event",
+            after=eventSet.after,
+            indexes=sorted(eventSet.indexes),
+            kinds=sorted(eventSet.kinds),
+            timeout_ms=timeoutms,
+        )
         if event is None:
             _raise(pynvml.NVML_ERROR_TIMEOUT)
         eventSet.after = event["sequence"]
@@ -532,7 +571,7 @@ class SimulatedNvml:
         return pynvml.nvmlFriendlyObject(
             {
                 "device": self._handles[event["device"]],
-                "eventType": int(pynvml.nvmlEventTypeXidCriticalError),
+                "eventType": _EVENTS[event["kind"]],
                 "eventData": event["data"],
                 "gpuInstanceId": _NOT_AVAILABLE if event["instance"] is None else event["instance"],
                 "computeInstanceId": _NOT_AVAILABLE if event["instance"] is None else 0,
@@ -559,6 +598,12 @@ class SimulatedNvml:
             _raise(pynvml.NVML_ERROR_UNINITIALIZED)
 
 
+_FIELDS: Final = {
+    pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: "recovery_action",
+    pynvml.NVML_FI_DEV_REMAPPED_UNC: "remapped_rows",
+    pynvml.NVML_FI_DEV_REMAPPED_PENDING: "remap_pending",
+    pynvml.NVML_FI_DEV_REMAPPED_FAILURE: "remap_failed",
+}
 _COMPUTE_PROFILES: Final[dict[int, int]] = {
     1: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE,
     2: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE,

@@ -26,6 +26,7 @@ from apportion.node_agent.simgpu import tools
 from apportion.node_agent.simgpu.model import (
     CONTEXT_MIB,
     MPS_SERVER_MIB,
+    SLOWDOWN_C,
     Client,
     ComputeMode,
     Context,
@@ -138,6 +139,7 @@ class WaitEvent(_Request, frozen=True, tag="event"):
     after: int
     indexes: tuple[int, ...]
     timeout_ms: int
+    kinds: tuple[str, ...] = ("xid",)
 
 
 class InjectXid(_Request, frozen=True, tag="inject_xid"):
@@ -154,6 +156,20 @@ class InjectHeat(_Request, frozen=True, tag="inject_heat"):
     celsius: int
 
 
+class InjectEcc(_Request, frozen=True, tag="inject_ecc"):
+    """Memory errors; an uncorrectable one leaves a row to be replaced at the next reset."""
+
+    index: int
+    corrected: int
+    uncorrected: int
+
+
+class InjectRemapFailure(_Request, frozen=True, tag="inject_remap_failure"):
+    """There is no spare row left, which no reset mends."""
+
+    index: int
+
+
 class ResetDevice(_Request, frozen=True, tag="reset"):
     """Bring a board back to health."""
 
@@ -163,7 +179,7 @@ class ResetDevice(_Request, frozen=True, tag="reset"):
 Request = (
     SystemInfo | DeviceState | DeviceProcesses | ProcessUtilization | SetComputeMode | SetAccounting | AccountingPids
     | AccountingStats | WaitEvent | InjectXid | InjectHeat | ResetDevice | MigState | SetMig | CreateInstance
-    | ChangeInstance
+    | ChangeInstance | InjectEcc | InjectRemapFailure
 )  # fmt: skip
 
 
@@ -537,6 +553,12 @@ class SimServer:
                 self._tell_events()
             case InjectHeat():
                 self._device(request.index).heat_c = request.celsius
+            case InjectEcc():
+                device = self._device(request.index)
+                self.node.inject_ecc(device, corrected=request.corrected, uncorrected=request.uncorrected)
+                self._tell_events()
+            case InjectRemapFailure():
+                self._device(request.index).has_remap_failed = True
             case ResetDevice():
                 self.node.reset(self._device(request.index, may_be_lost=True))
             case MigState():
@@ -636,6 +658,13 @@ class SimServer:
             "nvlinks": profile.nvlinks,
             "mig_enabled": device.is_mig_enabled,
             "mig_pending": device.is_mig_pending,
+            "slowdown_c": SLOWDOWN_C,
+            "recovery_action": device.recovery_action,
+            "ecc_corrected": device.ecc_corrected,
+            "ecc_uncorrected": device.ecc_uncorrected,
+            "remapped_rows": device.remapped_rows,
+            "remap_pending": device.is_remap_pending,
+            "remap_failed": device.has_remap_failed,
         }
 
     def _processes(self, device: Device, mps: bool) -> list[tuple[int, int, int | None]]:
@@ -689,7 +718,7 @@ class SimServer:
 
     def _event_after(self, request: WaitEvent) -> Any:
         for event in self.node.events:
-            if event.sequence > request.after and event.device in request.indexes:
+            if event.sequence > request.after and event.device in request.indexes and event.kind in request.kinds:
                 return msgspec.to_builtins(event)
         return None
 

@@ -130,6 +130,12 @@ def _run(arguments: list[str]) -> int:
             node.ask(op="set_mig", index=device["index"], enabled=mig in {"1", "ENABLED"})
             print(f"{'Enabled' if mig in {'1', 'ENABLED'} else 'Disabled'} MIG Mode for GPU {device['index']}")
         return 0
+    if "-r" in arguments or "--gpu-reset" in arguments:
+        for index, uuid in enumerate(node.system["uuids"]):
+            if which in (None, str(index), uuid):  # Not devices(): a lost one has no answer, and needs it most.
+                node.ask(op="reset", index=index)
+                print(f"GPU {uuid} was successfully reset.")
+        return 0
     if "-L" in arguments:
         for device in node.devices(which):
             print(f"GPU {device['index']}: {device['name']} (UUID: {device['uuid']})")
