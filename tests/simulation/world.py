@@ -623,6 +623,8 @@ class World:
         config: dict[str, int | str] = {}
         if author == MONITOR:
             config = {"suspect_ms": 2_500, "lease_ms": 5_000}
+        elif author == PLACER:
+            config = {"policy": ("best_fit", "headroom", "fragmentation_gradient")[self.options.seed % 3]}
         self.services[author] = Actor(
             self,
             author,

@@ -19,6 +19,7 @@ from apportion.contracts.testing import (
     as_fact,
 )
 from apportion.placer import core
+from apportion.placer.policies import BEST_FIT, policy_id
 from apportion.placer.state import S, State
 
 RUN = RunId("acme/train-7/0/1")
@@ -83,6 +84,7 @@ def test_a_job_that_fits_is_placed_with_its_reasons() -> None:
                     parts={"model": 0, "empty_devices": 0, "scarcer_left": -75_000_000_000, "other_left": -9_500_000},
                 ),
             ),
+            policy=policy_id(BEST_FIT),
         )
     ]
 
@@ -560,6 +562,7 @@ def test_a_held_job_is_not_placed_and_says_so_once() -> None:
             "acme/next",
             caused_by="fact-5",
             candidates=core.decide(told(a_queue(), a_node(), a_job("next")), NOON)[0].candidates,  # type: ignore[attr-defined]
+            policy=policy_id(BEST_FIT),
         ),
         ev.JobPendingReasonChanged(
             caused_by="fact-3",

@@ -7,7 +7,7 @@ from apportion.placer.bench_openb import FIRST_SEED, Trace, arrivals, measure, r
 from apportion.placer.packing.best_fit import BestFit
 from apportion.placer.packing.demand import Mix, Shape
 from apportion.placer.packing.fleet import Fleet, NodeSpec
-from apportion.placer.packing.fragmentation import _STEPS, FragmentationGradient
+from apportion.placer.packing.fragmentation import LOGISTIC_STEPS, FragmentationGradient
 from apportion.placer.packing.headroom import Headroom
 from apportion.placer.packing.policy import Packer
 from apportion.placer.packing.streams import StreamValues
@@ -132,7 +132,7 @@ def test_the_value_of_a_node_is_what_streams_would_fill() -> None:
 
 def test_logistic_steps_and_tails_agree_with_their_formulas() -> None:
     """The integer tables stand in for functions of the C library, which may differ between machines."""
-    for score, at in enumerate(_STEPS, start=1):
+    for score, at in enumerate(LOGISTIC_STEPS, start=1):
         assert abs(100 / (1 + math.exp(-at / 1e6)) - score) < 1e-3
     for mean in (0.5, 3.0, 44.0):
         tail = poisson_tail(int(mean * 1000))

@@ -10,6 +10,7 @@ from apportion.admission import core as admission
 from apportion.contracts.ids import ADMISSION, PLACER
 from apportion.monitor.replay import replay_verify
 from apportion.placer import core as placer
+from apportion.placer import plugins
 
 
 def replay_all(path: Path) -> dict[str, Any]:
@@ -17,6 +18,7 @@ def replay_all(path: Path) -> dict[str, Any]:
 
     Raises LogUnavailable.
     """
+    plugins.load()
     report = replay_verify(path, {ADMISSION: admission, PLACER: placer})
     return {
         "path": str(path),

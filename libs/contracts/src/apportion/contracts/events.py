@@ -932,6 +932,8 @@ class RunPlaced(Fact, frozen=True, kw_only=True, tag="RunPlaced.v1"):
     """The best few, the chosen one first."""
     excluded: dict[str, int] = {}
     """Why the other nodes were out: reason to count."""
+    policy: str = ""
+    """Name, version and digest of the policy that chose."""
 
 
 class RunStopOrdered(Fact, frozen=True, kw_only=True, tag="RunStopOrdered.v1"):

@@ -129,6 +129,10 @@ def _check(report: Report, who: Author, author: _Author, basis: Basis, batch: li
         return _leave(report, f"decided by {basis.policy}, given {author.core.POLICY}")
     if author.facts_seq != basis.facts or author.wishes_seq < basis.wishes:
         return _leave(report, "the log lacks a part of the basis")
+    # Rules may be known by a name that others gave them: then nothing but those can make the decision again.
+    cannot_decide = getattr(author.core, "cannot_decide", None)
+    if cannot_decide is not None and (why := cannot_decide(author.state)) is not None:
+        return _leave(report, why)
     recomputed = list(author.core.decide(author.state, basis.decided_at))
     report.decisions += 1
     report.facts += len(batch)

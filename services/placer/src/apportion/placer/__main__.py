@@ -11,9 +11,9 @@ import structlog
 from msgspec import Meta
 
 from apportion.contracts.ids import PLACER, PoolId
-from apportion.placer import core
-from apportion.placer.policies import POLICIES
-from apportion.placer.state import Settings, State
+from apportion.placer import core, plugins
+from apportion.placer.policies import POLICIES, policy_id, resolved
+from apportion.placer.state import Settings, State, policies_by_queue
 from apportion.runtime import telemetry
 from apportion.runtime.clock import SystemClock
 from apportion.runtime.drain import run_service
@@ -33,7 +33,9 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """What the placer can be told. All of it but what every service knows goes into the lease's claim."""
 
     policy: str = _DEFAULT.policy
-    """How candidates are scored."""
+    """How candidates are scored: best_fit, pack, spread, headroom, fragmentation_gradient, or an installed plugin."""
+    policy_by_queue: str = ""
+    """Queues that have a policy of their own: ``queue=policy``, comma-separated."""
     mps_trust: Literal["pool", "tenant"] = "pool"
     """Who may share an MPS device, where one client's fault ends the others: everybody, or jobs of one tenant."""
     reserve_after_s: Annotated[int, Meta(ge=-1, le=2_147_483_647)] = _DEFAULT.reserve_after_s
@@ -41,7 +43,12 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
 
     def config(self) -> dict[str, int | str]:
         """The settings that decisions depend on, as the claim states them."""
-        return {name: getattr(self, name) for name in sorted(Settings.__struct_fields__)}
+        found = {name: getattr(self, name) for name in sorted(Settings.__struct_fields__)}
+        # By their ids, so that a replay by another version of a policy is known to be one.
+        found["policy"] = policy_id(resolved(self.policy))
+        pairs = policies_by_queue(self.policy_by_queue).items()
+        found["policy_by_queue"] = ",".join(f"{queue}={policy_id(resolved(policy))}" for queue, policy in sorted(pairs))
+        return found
 
 
 async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
@@ -94,20 +101,30 @@ def _details(state: State) -> dict[str, object]:
 
 def _settings(argv: Sequence[str]) -> PlacerSettings:
     loaded = from_command_line(PlacerSettings, SERVICE, argv)
-    policy = loaded.settings.policy
-    if policy not in POLICIES:
-        expected = f"one of {', '.join(sorted(POLICIES))}"
-        raise SettingsInvalid(where=loaded.origins["policy"], key="policy", expected=expected, found=repr(policy))
+    for key in ("policy", "policy_by_queue"):
+        text = getattr(loaded.settings, key)
+        named = [text] if key == "policy" else list(policies_by_queue(text).values())
+        parts = 1 if key == "policy" else len([part for part in text.split(",") if part.strip()])
+        for policy in named:
+            if policy not in POLICIES:
+                expected = f"one of {', '.join(sorted(POLICIES))}"
+                raise SettingsInvalid(where=loaded.origins[key], key=key, expected=expected, found=repr(policy))
+        if len(named) != parts:
+            raise SettingsInvalid(where=loaded.origins[key], key=key, expected="queue=policy, ...", found=repr(text))
     return loaded.settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of a placer that was started with these arguments."""
     try:
+        plugins.load()
         settings = _settings(sys.argv[1:] if argv is None else argv)
     except SettingsInvalid as err:
         print(err, file=sys.stderr)
         return err.exit_code
+    except plugins.PluginInvalid as err:
+        print(err, file=sys.stderr)
+        return 2
     os.umask(0o077)
     return run_service(lambda stop: serve(settings, stop))
 

@@ -14,8 +14,7 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import StopCause
 from apportion.contracts.envelope import Entry
 from apportion.placer import state as states
-from apportion.placer.policies import POLICIES, Policy
-from apportion.placer.policies.best_fit import BEST_FIT
+from apportion.placer.policies import BUILT_IN, PolicyUnknown, policy_id, resolved
 from apportion.placer.reasons import Reason, changes
 from apportion.placer.rounds import FACTS_MAX, Round
 from apportion.placer.state import (
@@ -34,18 +33,15 @@ RULES: Final = "placer@2"
 """Changes whenever a decision may come out another way for the same facts."""
 
 
-def policy_id(policy: Policy) -> str:
-    """Name, version and digest of everything that decides: the policy, the rules around it, and its settings' names."""
+def rules_id() -> str:
+    """Name, version and digest of everything built in that decides: the rules, their settings, and all policies."""
     names = ",".join(Settings.__struct_fields__)
-    digest = hashlib.sha256(f"{RULES};{policy.name}@{policy.version}#{policy.digest};{names}".encode()).hexdigest()
-    return f"{policy.name}@{policy.version}#{digest[:12]}"
+    digest = hashlib.sha256(f"{RULES};{names};{','.join(map(policy_id, BUILT_IN))}".encode()).hexdigest()
+    return f"{RULES}#{digest[:12]}"
 
 
-POLICY: Final = policy_id(BEST_FIT)
-"""The default policy's."""
-
-POLICY_IDS: Final = {name: policy_id(policy) for name, policy in POLICIES.items()}
-"""What a session that runs each policy states in its LeaseClaimed and in each basis."""
+POLICY: Final = rules_id()
+"""What a session states in its LeaseClaimed and in each basis. Which policy placed a run, RunPlaced says itself."""
 
 
 def initial() -> State:
@@ -78,6 +74,16 @@ def decided(state: State, now: int, *, is_memo_used: bool = True) -> list[ev.Fac
     facts.extend(round_.facts)
     facts.extend(_waits(round_, FACTS_MAX - len(facts)))
     return facts
+
+
+def cannot_decide(state: State) -> str | None:
+    """Why this installation can't make the state's decisions: a policy that it was set to isn't here. None: it can."""
+    try:
+        for wanted in (state.settings.policy, *state.queue_policies.values()):
+            resolved(wanted)
+    except PolicyUnknown as err:
+        return str(err)
+    return None
 
 
 def wake_at(state: State, now: int) -> int | None:

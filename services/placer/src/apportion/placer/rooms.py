@@ -72,9 +72,13 @@ class Demand(Struct, frozen=True, kw_only=True):
     shared: tuple[Mode, ...] = SHARED
     """Modes in which it may share a device, the preferred one first."""
     avoid: tuple[NodeId, ...] = ()
+    policy: str = ""
+    """By which policy it is placed, where that isn't the pool's."""
 
 
-def demand_of(spec: JobSpec, tenant: TenantId, *, is_pool_trusted: bool, avoid: tuple[NodeId, ...] = ()) -> Demand:
+def demand_of(
+    spec: JobSpec, tenant: TenantId, *, is_pool_trusted: bool, avoid: tuple[NodeId, ...] = (), policy: str = ""
+) -> Demand:
     """What a job of this specification needs of a node."""
     has_devices = spec.devices > 0
     shared = tuple(mode for mode in spec.modes if mode in SHARED) if spec.modes else SHARED
@@ -98,6 +102,7 @@ def demand_of(spec: JobSpec, tenant: TenantId, *, is_pool_trusted: bool, avoid: 
         trust=TenantId("") if is_pool_trusted else tenant,
         shared=shared if has_devices else SHARED,
         avoid=avoid,
+        policy=policy,
     )
 
 
@@ -126,7 +131,7 @@ DeviceKind = tuple[str, int, int, tuple[Mode, ...]]
 class Kind:
     """What a node is, whatever runs on it; the same object for all nodes that are alike."""
 
-    __slots__ = ("cpu_milli", "devices", "memory_mib")
+    __slots__ = ("cpu_milli", "devices", "group", "memory_mib")
 
     def __init__(
         self, cpu_milli: int, memory_mib: int, devices: tuple[tuple[str, int, int, tuple[Mode, ...]], ...]
@@ -135,6 +140,8 @@ class Kind:
         self.memory_mib = memory_mib
         self.devices = devices
         """In the order of their UUIDs."""
+        self.group = "+".join(sorted({model for model, *_ in devices}))
+        """Its device models: what nodes are told apart by where some models are scarce."""
 
 
 class NodeRoom(Struct, frozen=True):
@@ -152,6 +159,8 @@ class NodeRoom(Struct, frozen=True):
     """Healthy devices without a run."""
     kind: "Kind"
     """Equal for nodes that are alike when empty."""
+    free_share: int
+    """What is free of its healthy devices, in thousandths of both dimensions together."""
 
 
 class Fit(Struct, frozen=True):
@@ -190,6 +199,13 @@ def room_of_device(view: DeviceView) -> DeviceRoom:
     )
 
 
+def free_share(device: DeviceRoom) -> int:
+    """What is free of a device, in thousandths of both dimensions together; nothing where one of them is used up."""
+    if not device.is_healthy or device.free_compute_milli <= 0 or device.free_memory_mib <= 0:
+        return 0
+    return device.free_compute_milli * 1000 // device.compute_milli + device.free_memory_mib * 1000 // device.memory_mib
+
+
 def room_of_node(node: NodeView, kinds: dict[object, Kind]) -> NodeRoom:
     """The node as a value; ``kinds`` holds the kinds met so far."""
     devices = tuple(room_of_device(node.devices[uuid]) for uuid in sorted(node.devices))
@@ -209,6 +225,7 @@ def room_of_node(node: NodeView, kinds: dict[object, Kind]) -> NodeRoom:
         devices,
         sum(1 for device in devices if device.is_healthy and not device.runs),
         kind,
+        sum(map(free_share, devices)),
     )
 
 
@@ -229,6 +246,7 @@ def room_after(room: NodeRoom, node: NodeView, slices: tuple[Slice, ...]) -> Nod
         devices,
         sum(1 for device in devices if device.is_healthy and not device.runs),
         room.kind,
+        sum(map(free_share, devices)),
     )
 
 
@@ -311,8 +329,12 @@ def look(demand: Demand, room: NodeRoom, places: tuple[int, ...], choose: Choose
 
 
 def _whole_out(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> Out:
-    healthy = sum(1 for place in places if room.devices[place].is_healthy)
-    return Out.DEVICE_UNHEALTHY if healthy < demand.devices else Out.DEVICES_BUSY
+    healthy = 0
+    for place in places:
+        healthy += room.devices[place].is_healthy
+        if healthy == demand.devices:
+            return Out.DEVICES_BUSY
+    return Out.DEVICE_UNHEALTHY
 
 
 def _shares(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> list[int] | Out:
@@ -369,6 +391,7 @@ def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: Ten
     """The node once one replica of the tenant's holds its slices there."""
     devices = list(room.devices)
     emptied = 0
+    share = room.free_share
     for place, piece in zip(picks, slices_on(demand, room, picks), strict=True):
         device = devices[place]
         emptied += not device.runs
@@ -385,6 +408,7 @@ def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: Ten
             piece.mode,
             tenant if device.tenant in {"", tenant} else SEVERAL,
         )
+        share += free_share(devices[place]) - free_share(device)
     return NodeRoom(
         room.node_id,
         room.epoch,
@@ -396,6 +420,7 @@ def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: Ten
         tuple(devices),
         room.empty_devices - emptied,
         room.kind,
+        share,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from apportion.contracts import events as ev
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId, run_id
 from apportion.placer.books import Books, charge_on, least_charge
+from apportion.placer.policies import policy_id
 from apportion.placer.ranking import Ranking, follow
 from apportion.placer.rooms import (
     NEVER,
@@ -25,6 +26,7 @@ from apportion.placer.rooms import (
     slices_on,
     with_run,
 )
+from apportion.placer.selection import Candidate, Selection
 from apportion.placer.state import Group, OrderKey, S, Shape, State, demand_of_job
 from apportion.pool.quota import ONE_JOB, Amounts
 from apportion.pool.state import JobView, NodeState
@@ -33,7 +35,6 @@ FACTS_MAX: Final = 900
 """Facts of one decision: they travel as one batch, which the bus bounds at 1,000."""
 GANG_MAX: Final = 990
 """A gang travels in one batch: a larger one can't be placed whole."""
-CANDIDATES_MAX: Final = 3
 _LAST: Final[OrderKey] = (2**63, 0, 0, JobId(""))
 """After every key."""
 MEMO_MIN: Final = 256
@@ -44,13 +45,21 @@ MEMO_MIN: Final = 256
 class Choice:
     """Where one replica goes, and what it was chosen from."""
 
-    room: NodeRoom
-    """As it was before."""
-    fit: Fit
-    others: tuple[tuple[NodeRoom, Fit], ...]
+    candidates: list[Candidate]
+    """The chosen one first, its room as it was before."""
     excluded: dict[Out, int]
     charge: Amounts
     """What its queue is charged for it."""
+
+    @property
+    def room(self) -> NodeRoom:
+        """The node, as it was before."""
+        return self.candidates[0].room
+
+    @property
+    def fit(self) -> Fit:
+        """Where on it."""
+        return self.candidates[0].fit
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,8 +104,8 @@ class Round:
         self.reserved: dict[NodeId, JobId] = {}
         self._room_for = room_for
         self._is_memo_used = is_memo_used
-        self._choose = state.policy.choose
         self._rooms: dict[NodeId, NodeRoom] = {}
+        self._selection = Selection(state, self._rooms, is_memo_used=is_memo_used)
         self._changed: dict[NodeId, int] = {}
         self._changes = 0
         self._bases: dict[Demand, Ranking] = {}
@@ -127,7 +136,7 @@ class Round:
             if not self._changed:
                 return base
             found = self._rankings[demand] = base.copy()
-        follow(found, demand, self._rooms, self._changed, self._choose)
+        follow(found, demand, self._rooms, self._changed, self._selection.policy(demand).choose)
         return found
 
     def most_free(self, models: tuple[str, ...]) -> dict[str, int]:
@@ -142,7 +151,7 @@ class Round:
         demand = shape.demand
         if (block := self._out_of_quota(shape)) is not None:
             return block
-        if demand.replicas > GANG_MAX or not self._base(demand).best:
+        if demand.replicas > GANG_MAX or not self._base(demand).has_fits:
             return Block()  # a round only takes room away, so what did not fit at its start does not now
         choices: list[Choice] = []
         is_charge_open = demand.devices > 0 and self.books.is_open(shape.queue, demand)
@@ -233,30 +242,32 @@ class Round:
         ranking = self.ranking(demand)
         over: tuple[QueueId, tuple[str, ...]] | None = None
         reserved_for: JobId | None = None
-        for _, node_id in ranking.best:
-            if node_id in self.reserved:
-                reserved_for = self.reserved[node_id]
-                continue
-            room = self.room(node_id)
-            fit = ranking.looks[node_id]
-            assert isinstance(fit, Fit)
-            charge = charge_on(demand, room, fit.picks)
+
+        def is_allowed(room: NodeRoom, fit: Fit) -> bool:
+            nonlocal over, reserved_for
+            if room.node_id in self.reserved:
+                reserved_for = self.reserved[room.node_id]
+                return False
             # Where the charge depends on the device, a smaller one may fit the limits that the best doesn't.
-            if is_charge_open and (found := self.books.over(shape.queue, charge)) is not None:
+            if (
+                is_charge_open
+                and (found := self.books.over(shape.queue, charge_on(demand, room, fit.picks))) is not None
+            ):
                 over = over or found
-                continue
-            others = []
-            for _, other in ranking.best[:CANDIDATES_MAX]:
-                other_fit = ranking.looks[other]
-                if other != node_id and isinstance(other_fit, Fit):
-                    others.append((self.room(other), other_fit))
-            return Choice(room, fit, tuple(others[: CANDIDATES_MAX - 1]), ranking.counts.copy(), charge)
+                return False
+            return True
+
+        candidates = self._selection.best(demand, ranking, is_allowed)
+        if candidates:
+            charge = charge_on(demand, candidates[0].room, candidates[0].fit.picks)
+            return Choice(candidates, ranking.counts.copy(), charge)
         if over is None:
             return Block(reserved_for=reserved_for)
         return Block(over_quota=over[1], quota_of=over[0], reserved_for=reserved_for)
 
     def _set(self, room: NodeRoom) -> None:
         self._changes += 1
+        self._selection.moved(self.room(room.node_id), room)
         self._rooms[room.node_id] = room
         self._changed.pop(room.node_id, None)
         self._changed[room.node_id] = self._changes
@@ -269,7 +280,7 @@ class Round:
         state = self.state
         memo = state.memo if self._is_memo_used else {}
         found = memo.pop(demand, None) or Ranking()
-        follow(found, demand, state.rooms, state.changed, self._choose)
+        follow(found, demand, state.rooms, state.changed, self._selection.policy(demand).choose)
         memo[demand] = found
         if len(memo) > MEMO_MIN + 2 * len(state.groups):
             del memo[next(iter(memo))]  # the one that was asked for longest ago
@@ -304,7 +315,7 @@ class Round:
 
     def _state_placed(self, job: JobView, demand: Demand, choices: list[Choice]) -> None:
         self.placed.append(job.job_id)
-        parts = self.state.policy.parts
+        policy = policy_id(self._selection.policy(demand))
         spec = job.spec
         for replica, choice in enumerate(choices):
             room = choice.room
@@ -325,14 +336,15 @@ class Round:
                     grace_s=spec.grace_s,
                     candidates=tuple(
                         ev.Candidate(
-                            node_id=other.node_id,
-                            devices=tuple(other.devices[place].uuid for place in fit.picks),
-                            score=fit.score,
-                            parts=parts(demand, other, fit.picks),
+                            node_id=each.room.node_id,
+                            devices=tuple(each.room.devices[place].uuid for place in each.fit.picks),
+                            score=each.fit.score,
+                            parts=self._selection.parts(demand, each),
                         )
-                        for other, fit in ((room, choice.fit), *choice.others)
+                        for each in choice.candidates
                     ),
                     excluded={str(why): count for why, count in sorted(choice.excluded.items()) if count},
+                    policy=policy,
                 )
             )
 

@@ -15,7 +15,9 @@ from apportion.contracts.causes import Pending, ServiceClass
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId
 from apportion.placer.free import Free
-from apportion.placer.policies import POLICIES, Policy
+from apportion.placer.market import Market
+from apportion.placer.mix import Mix, count
+from apportion.placer.outlook import Outlook
 from apportion.placer.policies.best_fit import BEST_FIT
 from apportion.placer.ranking import Ranking
 from apportion.placer.rooms import Demand, Kind, NodeRoom, demand_of, room_after, room_of_node
@@ -47,6 +49,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What decisions depend on beside the facts. It comes by the placer's own LeaseClaimed.config alone."""
 
     policy: str = BEST_FIT.name
+    """Name of the pool's policy, or its id (``name@version#digest``)."""
+    policy_by_queue: str = ""
+    """Where a queue's is another: ``queue=policy``, comma-separated."""
     mps_trust: str = "pool"
     """Who may share an MPS device: ``pool``, everybody; ``tenant``, jobs of one tenant."""
     reserve_after_s: int = 30
@@ -84,6 +89,8 @@ class Kept(msgspec.Struct, kw_only=True):
     wishes: int = 0
     settings: Settings = Settings()
     drains: dict[NodeId, Drain] = {}
+    mix: Mix = msgspec.field(default_factory=Mix)
+    """What the pool was asked lately."""
 
 
 @dataclass(slots=True)
@@ -111,8 +118,14 @@ class State:
     """When each room changed, in that order; a count of changes, no sequence."""
     changes: int = 0
     kinds: dict[object, Kind] = field(default_factory=dict)
+    queue_policies: dict[QueueId, str] = field(default_factory=dict)
+    """What the settings say of queues."""
     free: Free = field(default_factory=Free)
     memo: dict[Demand, Ranking] = field(default_factory=dict)
+    outlook: Outlook | None = None
+    """What follows from the mix; a memo, too."""
+    market: Market | None = None
+    """What is scarce under that outlook, kept as rooms change."""
 
     @property
     def pool(self) -> Pool:
@@ -124,15 +137,10 @@ class State:
         """What decisions depend on beside the facts."""
         return self.kept.settings
 
-    @property
-    def policy(self) -> Policy:
-        """The policy that the settings name; the default where this version has none of that name."""
-        return POLICIES.get(self.settings.policy, BEST_FIT)
-
 
 def state_of(kept: Kept) -> State:
     """The state with its indexes built anew."""
-    state = State(kept)
+    state = State(kept, queue_policies=policies_by_queue(kept.settings.policy_by_queue))
     for node_id in sorted(kept.pool.nodes):
         _refresh_room(state, node_id)
     for job_id in sorted(kept.pool.jobs):
@@ -142,8 +150,19 @@ def state_of(kept: Kept) -> State:
 
 def demand_of_job(state: State, job: JobView) -> Demand:
     """What each replica of the job needs of a node, under the present settings."""
-    is_pool_trusted = state.settings.mps_trust != "tenant"
-    return demand_of(job.spec, job.tenant, is_pool_trusted=is_pool_trusted, avoid=job.avoid_nodes)
+    return demand_of(
+        job.spec,
+        job.tenant,
+        is_pool_trusted=state.settings.mps_trust != "tenant",
+        avoid=job.avoid_nodes,
+        policy=state.queue_policies.get(job.spec.queue, ""),
+    )
+
+
+def policies_by_queue(text: str) -> dict[QueueId, str]:
+    """The setting ``policy_by_queue`` as a mapping; parts that name no queue or no policy are passed over."""
+    pairs = (part.strip().partition("=") for part in text.split(","))
+    return {QueueId(queue.strip()): policy.strip() for queue, _, policy in pairs if queue.strip() and policy.strip()}
 
 
 def order_of(job: JobView) -> OrderKey:
@@ -168,9 +187,11 @@ def evolve(state: State, entry: Entry) -> State:
         case ev.LeaseClaimed():
             pools.evolve(pool, entry)
             return _configured(state, event) if entry.author == PLACER else state
+        case ev.JobAdmitted():
+            jobs.add(event.job_id)
+            count(state.kept.mix, event.spec)
         case (
-            ev.JobAdmitted()
-            | ev.JobHeld()
+            ev.JobHeld()
             | ev.JobReleased()
             | ev.JobReprioritized()
             | ev.JobResized()
@@ -218,11 +239,10 @@ def evolve(state: State, entry: Entry) -> State:
 def _configured(state: State, event: ev.LeaseClaimed) -> State:
     config = event.config
     default = Settings()
-    policy, trust, after = (config.get(name) for name in ("policy", "mps_trust", "reserve_after_s"))
-    settings = Settings(
-        policy=policy if isinstance(policy, str) else default.policy,
-        mps_trust=trust if isinstance(trust, str) else default.mps_trust,
-        reserve_after_s=after if isinstance(after, int) else default.reserve_after_s,
+    # Of another kind than it should be is as if it were not there.
+    known = {name: config.get(name) for name in Settings.__struct_fields__}
+    settings = msgspec.convert(
+        {name: found for name, found in known.items() if type(found) is type(getattr(default, name))}, Settings
     )
     if settings == state.settings:
         return state
@@ -245,6 +265,8 @@ def _refresh_room(state: State, node_id: NodeId, slices: tuple[ev.Slice, ...] | 
         return
     before = state.rooms.get(node_id)
     room = room_of_node(node, state.kinds) if before is None or slices is None else room_after(before, node, slices)
+    if state.market is not None:
+        state.market.moved(before, room)
     state.rooms[node_id] = room
     state.free.put(room)
     state.changes += 1

@@ -26,7 +26,8 @@ def _logistic_steps() -> list[int]:
         ]
 
 
-_STEPS = _logistic_steps()
+LOGISTIC_STEPS = _logistic_steps()
+"""The changes, in millionths, from which on the score is 1, 2, … 99."""
 
 
 class _Typical(NamedTuple):
@@ -94,7 +95,7 @@ class FragmentationGradient:
             after = key_after(cls, shape, room)
             growth = self._amount(cls.model, after[1], after[4]) - before
             # Amounts are milli times counts; one device wide is 1000 milli, so this is x in millionths.
-            score = bisect_right(_STEPS, -growth * 1_000 // self._weight)
+            score = bisect_right(LOGISTIC_STEPS, -growth * 1_000 // self._weight)
             if score > best[0]:
                 best = (score, room)
         return best

@@ -4,9 +4,9 @@ A share goes where the scarcer dimension has least left over afterwards; whole d
 do, on the node with the fewest empty ones; a job without a device goes where devices are fewest.
 """
 
-import hashlib
 from typing import Final
 
+from apportion.placer.policies.base import Plain
 from apportion.placer.rooms import Demand, DeviceRoom, Fit, NodeRoom
 
 _MODEL: Final = 10**12
@@ -17,17 +17,11 @@ _COUNT_MAX: Final = 9_999
 """Each lower part stays below the unit of the one above it, so that parts compare in order."""
 
 
-class BestFit:
+class BestFit(Plain):
     """See the module."""
 
-    name: Final = "best_fit"
-    version: Final = "1"
-
-    @property
-    def digest(self) -> str:
-        """Digest of the weights and the order of the parts."""
-        rules = f"{self.name}@{self.version}:model,{_MODEL};first,{_FIRST};second,{_SECOND};empty_devices,1"
-        return hashlib.sha256(rules.encode()).hexdigest()[:12]
+    name = "best_fit"
+    rules = f"model,{_MODEL};first,{_FIRST};second,{_SECOND};empty_devices,1"
 
     def choose(self, demand: Demand, room: NodeRoom, fits: list[int]) -> Fit:
         """The tightest devices; the lower UUID where two are alike."""

@@ -1,0 +1,247 @@
+"""What is scarce: the odds that the demand to come exceeds what is left, of models and of room for several devices.
+
+Follows the rooms as they change. All odds are integers in thousandths, worked out from amounts rounded to their leading
+digits, so that they hold for a while.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from apportion.placer.mix import Asked
+from apportion.placer.packing.tails import MILLE, normal_exceeds, poisson_tail
+from apportion.placer.rooms import NodeRoom
+from apportion.placer.values import is_untouched
+from apportion.pool.state import NodeState
+
+_HORIZON_MILLE: Final = 1_300
+"""Demand to come, in pools of what is free now: pools are asked for more than they have."""
+_USEFUL_MILLE: Final = 900
+"""Of a model's free devices, the share that a perfect packing would still leave useful."""
+_SLOT_BID_PERCENT: Final = 50
+"""A slot's bid is this share of its devices' worth: the node isn't idle while nobody asks for the slot."""
+_SLOTS_AMPLE: Final = 40
+"""More slots than twice the expected demand and this many have no price: the odds are below a thousandth."""
+_DIGITS: Final = 6
+"""Leading binary digits that prices are worked out from."""
+LEVEL_MILLE: Final = 25
+"""Prices that differ by less are one level."""
+
+
+class _Slot(NamedTuple):
+    """A demand for several devices of one node, and how often demands that need such a slot are asked."""
+
+    asked: Asked
+    rivals: int
+
+
+class _Bound(NamedTuple):
+    """Demand that only some models can take: milli and squared milli per arrival, times the mix's total."""
+
+    models: tuple[str, ...]
+    milli: int
+    squared: int
+
+
+@dataclass(slots=True)
+class Market:
+    """What is left, and what is to come. A copy follows other changes from there on."""
+
+    slots: Sequence[_Slot]
+    bound: Sequence[_Bound]
+    total: int
+    """Arrivals in the mix."""
+    milli: int
+    """What they asked of devices, together."""
+    free: dict[str, int] = field(default_factory=dict)
+    """Milli-GPU free on devices of each model."""
+    left: list[int] = field(default_factory=list)
+    """Slots of each kind."""
+    _tails: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    """By what is to come and how often a slot is asked: the same dict in every copy, as it never turns false."""
+    _prices: dict[str, int] | None = None
+    _odds: list[int] | None = None
+    _dear: bool = False
+    _basis: tuple[int, ...] = ()
+    """What the prices were worked out from."""
+
+    def copy(self) -> "Market":
+        """One that follows other changes."""
+        return Market(
+            self.slots,
+            self.bound,
+            self.total,
+            self.milli,
+            self.free.copy(),
+            self.left.copy(),
+            self._tails,
+            self._prices,
+            self._odds,
+            self._dear,
+            self._basis,
+        )
+
+    def moved(self, before: NodeRoom | None, after: NodeRoom) -> None:
+        """The node is like this now."""
+        self._odds = None
+        for room, sign in ((before, -1), (after, 1)):
+            if room is None or room.state is not NodeState.READY:
+                continue
+            for device in room.devices:
+                if device.is_healthy:
+                    self.free[device.model] = self.free.get(device.model, 0) + sign * device.free_compute_milli
+            if self.slots:
+                for at, slots in enumerate(self.slots_on(room)):
+                    self.left[at] += sign * slots
+
+    def slots_on(self, room: NodeRoom) -> list[int]:
+        """How many slots of each kind the node has."""
+        whole = sum(1 for device in room.devices if device.is_healthy and is_untouched(device))
+        return [
+            _slots(slot.asked, room, room.free_cpu_milli, room.free_memory_mib, whole) if whole > 1 else 0
+            for slot in self.slots
+        ]
+
+    def slots_left_on(self, room: NodeRoom, cpu_milli: int, host_mib: int, taken: int) -> list[int]:
+        """How many it would have with so much CPU and host memory left and so many of its free devices taken."""
+        whole = sum(1 for device in room.devices if device.is_healthy and is_untouched(device)) - taken
+        return [_slots(slot.asked, room, cpu_milli, host_mib, whole) if whole > 1 else 0 for slot in self.slots]
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether any kind of slot has a price."""
+        if self._odds is None:
+            self._renew()
+        return self._dear
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has a price."""
+        return not self.is_dear and not any(self.prices().values())
+
+    def prices(self) -> dict[str, int]:
+        """For each model the odds that demand bound to it exceeds what is left of it."""
+        if self._odds is None or self._prices is None:
+            self._renew()
+        assert self._prices is not None
+        return self._prices
+
+    def odds(self) -> list[int]:
+        """For each kind of slot the odds that one fewer will be missed."""
+        if self._odds is None:
+            self._renew()
+        assert self._odds is not None
+        return self._odds
+
+    def _renew(self) -> None:
+        tasks = self._tasks_to_come()
+        self._odds = [self._odds_of(slot, left, tasks) for slot, left in zip(self.slots, self.left, strict=True)]
+        self._dear = any(self._odds)
+        if not self.bound:
+            self._prices = {}
+            return
+        free = {model: _rounded(max(0, left)) for model, left in sorted(self.free.items())}
+        basis = (tasks, *free.values())
+        if self._prices is None or basis != self._basis or len(self._prices) != len(free):
+            self._basis = basis
+            self._prices = self._prices_of(free, tasks)
+
+    def _prices_of(self, free: dict[str, int], tasks: int) -> dict[str, int]:
+        wanted = dict.fromkeys(free, 0)
+        variance = dict.fromkeys(free, 0)
+        for models, milli, squared in self.bound:
+            together = sum(free.get(model, 0) for model in models)
+            for model in models:
+                if together and model in free:
+                    wanted[model] += tasks * milli * free[model] // (together * self.total)
+                    variance[model] += tasks * squared * free[model] // (together * self.total)
+        return {
+            model: normal_exceeds(wanted[model] - free[model] * _USEFUL_MILLE // MILLE, variance[model])
+            for model in free
+        }
+
+    def _odds_of(self, slot: _Slot, left: int, tasks: int) -> int:
+        mean_mille = tasks * slot.rivals * MILLE // max(1, self.total)
+        # So far above the mean the odds are nil; the tail itself is only worked out where it matters.
+        if left * MILLE >= 2 * mean_mille + _SLOTS_AMPLE * MILLE:
+            return 0
+        key = (tasks, slot.rivals)
+        tail = self._tails.get(key)
+        if tail is None:
+            if len(self._tails) > 4 * len(self.slots) + 64:
+                self._tails.clear()
+            tail = self._tails[key] = poisson_tail(mean_mille)
+        return tail[left] if 0 <= left < len(tail) else 0
+
+    def bid_for_slots(self, before: Sequence[int], after: Sequence[int]) -> int:
+        """The dearest of the slots that go, in milli-GPU: its devices at the odds that somebody will miss it."""
+        odds = self.odds()
+        dearest = 0
+        for at, (had, has) in enumerate(zip(before, after, strict=True)):
+            if had > has:
+                dearest = max(dearest, (had - has) * self.slots[at].asked.devices * odds[at])
+        return dearest * _SLOT_BID_PERCENT // 100
+
+    def _tasks_to_come(self) -> int:
+        """How many replicas of the mix fill what is free, over the horizon."""
+        if not self.milli:
+            return 0
+        free = sum(max(0, left) for left in self.free.values())
+        return _rounded(free * self.total * _HORIZON_MILLE // (self.milli * MILLE))
+
+
+def market_of(basis: Sequence[tuple[Asked, int]], rooms: Iterable[NodeRoom]) -> Market:
+    """The market of a mix over these rooms."""
+    rooms = list(rooms)
+    models = {device.model for room in rooms for device in room.devices}
+    several = [(one, many) for one, many in basis if one.devices > 1]
+    slots = [
+        _Slot(
+            one,
+            # A demand for more devices takes as many slots of this kind as it has room for.
+            sum(
+                many * (other.devices // one.devices)
+                for other, many in several
+                if other.devices >= one.devices and other.cpu_milli >= one.cpu_milli and _overlap(one, other)
+            ),
+        )
+        for one, _ in several
+    ]
+    bound: dict[tuple[str, ...], tuple[int, int]] = {}
+    for one, many in basis:
+        accepted = tuple(model for model in one.models if model in models)
+        if one.devices and one.models and accepted and len(accepted) < len(models):
+            milli, squared = bound.get(accepted, (0, 0))
+            asked = one.devices * one.compute_milli
+            bound[accepted] = (milli + many * asked, squared + many * asked * asked)
+    market = Market(
+        slots,
+        [_Bound(accepted, *sums) for accepted, sums in sorted(bound.items())],
+        sum(many for _, many in basis),
+        sum(one.devices * one.compute_milli * many for one, many in basis),
+        left=[0] * len(slots),
+    )
+    for room in rooms:
+        market.moved(None, room)
+    return market
+
+
+def _overlap(one: Asked, other: Asked) -> bool:
+    return not one.models or not other.models or bool(set(one.models) & set(other.models))
+
+
+def _slots(asked: Asked, room: NodeRoom, cpu_milli: int, host_mib: int, whole: int) -> int:
+    if whole < asked.devices or (asked.models and room.devices[0].model not in asked.models):
+        return 0
+    slots = whole // asked.devices
+    if asked.cpu_milli:
+        slots = min(slots, max(0, cpu_milli) // asked.cpu_milli)
+    if asked.host_memory_mib:
+        slots = min(slots, max(0, host_mib) // asked.host_memory_mib)
+    return slots
+
+
+def _rounded(amount: int) -> int:
+    """The amount without its digits below the leading few."""
+    spare = max(amount.bit_length() - _DIGITS, 0)
+    return amount >> spare << spare
