@@ -10,7 +10,7 @@ import pytest
 from apportion.cli.app import outcome
 from apportion.cli.usage import safe_cell
 from apportion.contracts import events as ev
-from apportion.contracts.causes import RunCause, ServiceClass
+from apportion.contracts.causes import Pricing, RunCause, ServiceClass
 from apportion.contracts.ids import NodeId, RunId, TenantId
 from apportion.contracts.testing import NOON, a_job, a_node, a_placement, a_queue
 from apportion.monitor.log import EventLog, own_questions
@@ -19,6 +19,17 @@ from apportion.monitor.testing import Recorded, Tape
 NODE = NodeId("node-1")
 A, B = RunId("acme/a/0/1"), RunId("globex/b/0/1")
 MINUTE = 60_000_000_000
+
+CARD = ev.RateCardChanged(
+    effective_at=NOON,
+    currency="EUR",
+    rates=(
+        ev.Rate(pricing=Pricing.ON_DEMAND, micro_per_gpu_hour=6_000_000),
+        ev.Rate(pricing=Pricing.SPOT, micro_per_gpu_hour=3_000_000),
+    ),
+    actor="user:ann",
+    reason="2027",
+)
 
 
 def a_history(tape: Tape) -> list[Recorded]:
@@ -30,6 +41,7 @@ def a_history(tape: Tape) -> list[Recorded]:
 
     return [
         at(0, a_queue()),
+        at(0, CARD),
         at(0, a_node()),
         at(0, a_job("a")),
         at(0, a_job("b", tenant=TenantId("globex"), service_class=ServiceClass.SPOT)),
@@ -79,6 +91,17 @@ def test_the_log_is_summed_in_whole_numbers(path: Path, capsys: pytest.CaptureFi
         assert ask("SELECT sum(allocated_milli_ms), sum(used_milli_ms), sum(allocated_mib_ms) FROM v_usage") == [
             tuple(answer["total"][name] for name in ("allocated_milli_ms", "used_milli_ms", "allocated_mib_ms"))
         ]
+
+
+def test_what_it_costs_is_what_was_allocated_times_the_price(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half a device for 4 minutes at 6.00 an hour; a whole one for 3 minutes at the spot price of 3.00."""
+    answer = said(capsys, "--file", path, "--by", "pricing")
+    assert {row["pricing"]: row["cost_micro"] for row in answer["usage"]} == {
+        "on_demand": {"EUR": 200_000},
+        "spot": {"EUR": 150_000},
+    }
+    assert answer["total"]["cost_micro"] == {"EUR": 350_000}
+    assert answer["total"]["unpriced_milli_ms"] == 0
 
 
 def test_two_periods_make_the_whole(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,8 @@ _TEXT = {
     "deadline": "2026-09-02T12:00:00.5+02:00",
     "kind": "gpu",
     "actor": "user:alice",
+    "currency": "EUR",
+    "effective_at": "2026-09-01T12:00:00Z",
     "uri": "s3://bucket/job-7",
     "inputs": "s3://bucket/data",
     "min_driver": "550.54",

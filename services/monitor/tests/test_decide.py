@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import NodeRule, Refusal, RunCause, Thaw, Verdict
+from apportion.contracts.causes import NodeRule, Pricing, Refusal, RunCause, Thaw, Verdict
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import MONITOR, OPERATOR, NodeId, RunId
 from apportion.contracts.testing import ACME, NOON, a_job, a_job_request, a_node, a_placement, as_fact, as_wish
@@ -676,3 +676,58 @@ def test_a_job_that_failed_by_itself_did_not_move() -> None:
     pool.fold(a_placement(attempt=2))
     pool.fold(ev.RunStarted(run_id=RunId("acme/train-7/0/2"), node_id=NODE, pid=1, started_at=NOON))
     assert pool.decided() == []
+
+
+def a_card(*rates: ev.Rate, **changes: object) -> ev.RateCardChangeRequested:
+    """Two units of currency for a device-hour on demand."""
+    given = rates or (ev.Rate(pricing=Pricing.ON_DEMAND, micro_per_gpu_hour=2_000_000),)
+    return msgspec.structs.replace(ev.RateCardChangeRequested(currency="EUR", rates=given, reason="2027"), **changes)
+
+
+def test_a_rate_card_counts_from_the_answer_on_or_from_its_own_instant() -> None:
+    """With who set it and why; the same wish tried changes nothing."""
+    pool = Pool()
+    pool.wish(a_card(), actor="user:ann")
+    pool.wish(a_card(effective_at="2026-09-01T14:00:01+02:00"))
+    pool.wish(a_card(dry_run=True))
+    first, second, judged = pool.decided()
+    assert first == ev.RateCardChanged(
+        effective_at=NOON,
+        currency="EUR",
+        rates=a_card().rates,
+        actor="user:ann",
+        reason="2027",
+        answers=1,
+        caused_by="wish-1",
+    )
+    assert isinstance(second, ev.RateCardChanged)
+    assert second.effective_at == NOON + 1_000_000_000
+    assert isinstance(judged, ev.NodeWishJudged)
+    assert judged.would == (f"1 rates in EUR count from {NOON} (ns since the Unix epoch) on.",)
+
+
+@pytest.mark.parametrize(
+    ("card", "field", "code"),
+    [
+        (a_card(effective_at="2026-02-31T00:00:00Z"), "effective_at", Refusal.FIELD_INVALID),
+        (a_card(ev.Rate(pricing=Pricing.RESERVED, micro_per_gpu_hour=1)), "rates[0].queues", Refusal.FIELD_CONFLICT),
+        (
+            a_card(ev.Rate(pricing=Pricing.SPOT, queues=("prod",), micro_per_gpu_hour=1)),
+            "rates[0].queues",
+            Refusal.FIELD_CONFLICT,
+        ),
+        (a_card(*a_card().rates, *a_card().rates), "rates[1]", Refusal.FIELD_CONFLICT),
+    ],
+)
+def test_a_rate_card_that_says_two_things_is_refused(
+    card: ev.RateCardChangeRequested, field: str, code: Refusal
+) -> None:
+    """Field, code, expected and found; and tenants set no prices."""
+    pool = Pool()
+    pool.wish(card)
+    pool.wish(a_card(), tenant=ACME)
+    refused, not_permitted = pool.decided()
+    assert isinstance(refused, ev.NodeWishRejected)
+    assert isinstance(not_permitted, ev.NodeWishRejected)
+    assert (refused.field, refused.code, bool(refused.expected), bool(refused.found)) == (field, code, True, True)
+    assert not_permitted.code is Refusal.NOT_PERMITTED

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, RunCause, ServiceClass
+from apportion.contracts.causes import Mode, Pricing, RunCause, ServiceClass
 from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, run_id
 from apportion.contracts.testing import NOON, a_job, a_node, a_placement, a_queue
 from apportion.monitor import metering
@@ -94,6 +94,35 @@ def test_each_price_counts_from_its_instant_on() -> None:
     used = usage_of(a_segment(), NOON, NOON + HOUR, cards)
     assert used.cost_micro == {"EUR": 500_000, "USD": 500_000}
     assert used.unpriced_milli_ms == 500 * 15 * 60_000
+
+
+def test_cards_are_read_from_the_log(tmp_path: Path) -> None:
+    """In the order of their instants; of two for one instant the later said one counts."""
+
+    def card(at: int, *rates: ev.Rate) -> ev.Fact:
+        return ev.RateCardChanged(effective_at=at, currency="EUR", rates=rates, actor="user:ann", reason="r")
+
+    ten, one = (ev.Rate(pricing=Pricing.ON_DEMAND, micro_per_gpu_hour=price) for price in (10, 1))
+    prod = ev.Rate(
+        pricing=Pricing.RESERVED, queues=("prod",), model="h100-80", micro_per_gpu_hour=5, micro_per_gib_hour=2
+    )
+    tape = Tape()
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append([tape.fact(card(NOON + HOUR, ten)), tape.fact(card(NOON, ten)), tape.fact(card(NOON, one, prod))])
+        found = metering.cards_of(log.ask(metering.CARDS).rows)
+        (change,) = log.ask("SELECT name, actor, reason FROM v_changes WHERE what = 'rates' AND before IS NULL").rows
+    assert found == (
+        Card(
+            effective_at=NOON,
+            currency="EUR",
+            rates=(
+                Rate(pricing="on_demand", micro_per_gpu_hour=1),
+                Rate(pricing="reserved", model="h100-80", queues=("prod",), micro_per_gpu_hour=5, micro_per_gib_hour=2),
+            ),
+        ),
+        Card(effective_at=NOON + HOUR, currency="EUR", rates=(Rate(pricing="on_demand", micro_per_gpu_hour=10),)),
+    )
+    assert change == ("EUR", "user:ann", "r")
 
 
 def test_a_day_ends_at_midnight_utc() -> None:

@@ -20,7 +20,7 @@ _SECTIONS: Final = (
     ("Look", ("jobs", "show", "why", "nodes", "events", "logs")),
     ("Care for nodes", ("cordon", "drain", "uncordon", "thaw")),
     ("Who is let in", ("keys",)),
-    ("Prove it", ("audit", "sql", "log", "replay", "usage")),
+    ("Prove it", ("audit", "sql", "log", "replay", "usage", "rates")),
     ("Measure", ("bench",)),
     ("Mend", ("dlq",)),
     ("About", ("config", "paths", "version")),

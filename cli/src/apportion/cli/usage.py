@@ -53,11 +53,12 @@ def read(path: Path, since: str | None, until: str | None) -> Period:
     with own_questions(path) as ask:
         ((first_at, last_at),) = ask("SELECT coalesce(min(recorded_at), 0), coalesce(max(recorded_at), 0) FROM events")
         segments = tuple(Segment(*row) for row in ask(metering.SEGMENTS))
+        cards = metering.cards_of(ask(metering.CARDS))
     begin = first_at if since is None else instant(since, first_at=first_at, last_at=last_at, option="--from")
     end = last_at if until is None else instant(until, first_at=first_at, last_at=last_at, option="--to")
     if end < begin:
         raise CommandFailed(f"--to: expected a moment after --from, found {_iso(end)}", code=Exit.USAGE)
-    return Period(path=path, begin=begin, end=min(end, last_at), segments=segments)
+    return Period(path=path, begin=begin, end=min(end, last_at), segments=segments, cards=cards)
 
 
 def rows(period: Period, by: Sequence[str]) -> list[dict[str, Any]]:

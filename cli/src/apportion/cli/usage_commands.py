@@ -1,13 +1,15 @@
 """Who used what, and what it costs: sums of the log's segments in a period, and their export."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from apportion.cli.app import cli, place_of, pool_options
+from apportion.cli.app import cli, place_of, pool_options, run
 from apportion.cli.exits import CommandFailed, Exit
 from apportion.cli.output import output_option, print_rows, say
+from apportion.cli.wish_commands import ask_wish, wish_options
 
 if TYPE_CHECKING:
     from apportion.cli.usage import Period
@@ -90,3 +92,61 @@ def _print(period: "Period", keys: tuple[str, ...], *, is_waste: bool, output: s
         "path": str(period.path),
     }
     print_rows(rows, kind="usage", output=output, columns=keys, name=keys[0], extra=extra)
+
+
+@cli.group(invoke_without_command=True)
+@click.pass_context
+def rates(context: click.Context) -> None:
+    """What use is charged. Without a command: every card that was ever set."""
+    if context.invoked_subcommand is None:
+        context.invoke(rates_ls)
+
+
+@rates.command("ls")
+@output_option
+@pool_options
+def rates_ls(
+    *, output: str = "table", data_dir: str | None = None, pool: str | None = None, bus_url: str | None = None
+) -> None:
+    """Every rate of every card, the newest card last."""
+    from apportion.cli.question import ask_sql
+
+    found = run(ask_sql(place_of(data_dir, pool, bus_url), "SELECT * FROM v_rates ORDER BY effective, ordinal"))
+    columns = (
+        "effective",
+        "currency",
+        "pricing",
+        "model",
+        "queues",
+        "micro_per_gpu_hour",
+        "micro_per_gib_hour",
+        "actor",
+    )
+    print_rows(found.rows, kind="rates", output=output, columns=columns, wide=("reason",), name="ordinal")
+
+
+@rates.command("set")
+@click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@wish_options(is_reason_required=True)
+def rates_set(*, file: Path, **options: Any) -> int:
+    """Charge by the card in FILE from now on, or from its effective_at. Operators only.
+
+    \b
+    currency = "EUR"
+    [[rates]]
+    pricing = "on_demand"              # or spot, or reserved, which names its queues
+    model = "h100-80"                  # left out: any model
+    micro_per_gpu_hour = 2_500_000     # 2.50 for a whole device for an hour
+    micro_per_gib_hour = 0
+    """  # noqa: D301  \b is click's mark for a block that is not refilled
+    import tomllib
+
+    from apportion.contracts.events import RateCardChangeRequested
+
+    try:
+        card = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeError) as err:
+        raise CommandFailed(f"{file}: expected TOML, found {err}", code=Exit.USAGE) from err
+    if isinstance(card.get("effective_at"), datetime):
+        card["effective_at"] = card["effective_at"].isoformat()
+    return ask_wish(RateCardChangeRequested, options, **card)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from apportion.cli.places import Place
 
 
-def _wish_options(*, is_reason_required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def wish_options(*, is_reason_required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds what every wish has: its reason, whether it is only tried, and the options of output and pool."""
 
     def added(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,6 +60,11 @@ def _ask_node(kind: str, node: str, options: dict[str, Any]) -> int:
     return _ask(_place(options), getattr(ev, kind), options, node_id=node)
 
 
+def ask_wish(kind: Any, options: dict[str, Any], **fields: Any) -> int:
+    """Ask something of the pool; ``options`` are those of every wish. The command's code."""
+    return _ask(_place(options), kind, options, **fields)
+
+
 def _place(options: dict[str, Any]) -> "Place":
     return place_of(options["data_dir"], options["pool"], options["bus_url"])
 
@@ -77,7 +82,7 @@ def _ask(place: "Place", kind: Any, options: dict[str, Any], **fields: Any) -> i
 
 @cli.command()
 @click.argument("job")
-@_wish_options(is_reason_required=False)
+@wish_options(is_reason_required=False)
 def cancel(*, job: str, **options: Any) -> int:
     """Ask that JOB (<tenant>/<name>) ends."""
     return _ask_job("JobCancelRequested", job, options)
@@ -85,7 +90,7 @@ def cancel(*, job: str, **options: Any) -> int:
 
 @cli.command()
 @click.argument("job")
-@_wish_options(is_reason_required=False)
+@wish_options(is_reason_required=False)
 def hold(*, job: str, **options: Any) -> int:
     """Ask that JOB isn't placed until it is released; what of it runs, runs on."""
     return _ask_job("JobHoldRequested", job, options)
@@ -93,7 +98,7 @@ def hold(*, job: str, **options: Any) -> int:
 
 @cli.command()
 @click.argument("job")
-@_wish_options(is_reason_required=False)
+@wish_options(is_reason_required=False)
 def release(*, job: str, **options: Any) -> int:
     """Ask that JOB, which is held, may be placed again."""
     return _ask_job("JobReleaseRequested", job, options)
@@ -102,7 +107,7 @@ def release(*, job: str, **options: Any) -> int:
 @cli.command()
 @click.argument("job")
 @click.argument("priority", type=click.IntRange(0, 1000))
-@_wish_options(is_reason_required=False)
+@wish_options(is_reason_required=False)
 def reprioritize(*, job: str, priority: int, **options: Any) -> int:
     """Ask that JOB waits with PRIORITY, 0 to 1000, higher first."""
     return _ask_job("JobReprioritizeRequested", job, options, priority=priority)
@@ -113,7 +118,7 @@ def reprioritize(*, job: str, priority: int, **options: Any) -> int:
 @click.option(
     "--requeue/--no-requeue", default=True, show_default=True, help="Whether it waits for slices again, or ends."
 )
-@_wish_options(is_reason_required=True)
+@wish_options(is_reason_required=True)
 def preempt(*, job: str, requeue: bool, **options: Any) -> int:
     """Ask that JOB, which runs, gives its slices back."""
     return _ask_job("JobPreemptRequested", job, options, requeue=requeue)
@@ -123,7 +128,7 @@ def preempt(*, job: str, requeue: bool, **options: Any) -> int:
 @click.argument("job")
 @click.option("--gpu-milli", type=click.IntRange(1, 1000), help="Thousandths of each device.")
 @click.option("--gpu-memory-mib", type=click.IntRange(1), help="MiB of each device.")
-@_wish_options(is_reason_required=False)
+@wish_options(is_reason_required=False)
 def resize(*, job: str, gpu_milli: int | None, gpu_memory_mib: int | None, **options: Any) -> int:
     """Ask that JOB has another share of its devices; if it runs, it is stopped and starts again."""
     return _ask_job("JobResizeRequested", job, options, gpu_milli=gpu_milli, gpu_memory_mib=gpu_memory_mib)
@@ -131,7 +136,7 @@ def resize(*, job: str, gpu_milli: int | None, gpu_memory_mib: int | None, **opt
 
 @cli.command()
 @click.argument("node")
-@_wish_options(is_reason_required=True)
+@wish_options(is_reason_required=True)
 def drain(*, node: str, **options: Any) -> int:
     """Ask that NODE takes no more and its runs move elsewhere."""
     return _ask_node("NodeDrainRequested", node, options)
@@ -139,7 +144,7 @@ def drain(*, node: str, **options: Any) -> int:
 
 @cli.command()
 @click.argument("node")
-@_wish_options(is_reason_required=True)
+@wish_options(is_reason_required=True)
 def cordon(*, node: str, **options: Any) -> int:
     """Ask that NODE takes no more; what runs, runs on."""
     return _ask_node("NodeCordonRequested", node, options)
@@ -147,14 +152,14 @@ def cordon(*, node: str, **options: Any) -> int:
 
 @cli.command()
 @click.argument("node")
-@_wish_options(is_reason_required=True)
+@wish_options(is_reason_required=True)
 def uncordon(*, node: str, **options: Any) -> int:
     """Ask that NODE is used again."""
     return _ask_node("NodeUncordonRequested", node, options)
 
 
 @cli.command()
-@_wish_options(is_reason_required=True)
+@wish_options(is_reason_required=True)
 def thaw(**options: Any) -> int:
     """Say that the silent nodes are gone, so that a frozen control plane fences them and goes on.
 

@@ -231,6 +231,17 @@ class QueueOrder(StrEnum):
 
 
 @unique
+class Pricing(StrEnum):
+    """Under which price a run's slices fall."""
+
+    ON_DEMAND = "on_demand"
+    SPOT = "spot"
+    """Jobs of the service class spot."""
+    RESERVED = "reserved"
+    """Jobs of a queue that the rate names."""
+
+
+@unique
 class DeviceHealth(StrEnum):
     """Whether slices may be placed on a device."""
 

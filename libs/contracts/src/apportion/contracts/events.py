@@ -18,6 +18,7 @@ from apportion.contracts.causes import (
     Mode,
     NodeRule,
     Pending,
+    Pricing,
     QueueOrder,
     Refusal,
     RunCause,
@@ -33,10 +34,12 @@ from apportion.contracts.fields import (
     PLAIN,
     Argument,
     Count,
+    Currency,
     EnvName,
     Instant,
     JobName,
     Label,
+    Micro,
     Milli,
     Name,
     Positive,
@@ -488,6 +491,35 @@ class ControlPlaneThawRequested(Wish, frozen=True, kw_only=True, tag="ControlPla
     """
 
     ANSWERED_BY: ClassVar[Author] = MONITOR
+    reason: Reason
+    dry_run: bool = False
+
+
+class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one kind of use costs. A rate that names a model goes before one for any."""
+
+    pricing: Pricing
+    model: Name | None = None
+    """None: any model."""
+    queues: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
+    """Of reserved capacity: whose runs it is for."""
+    micro_per_gpu_hour: Micro
+    """For a whole device for an hour; a share costs its share."""
+    micro_per_gib_hour: Micro = 0
+    """For the memory of the slice, beside."""
+
+
+class RateCardChangeRequested(Wish, frozen=True, kw_only=True, tag="RateCardChangeRequested.v1"):
+    """An operator asks that use is charged so from an instant on. Answered by RateCardChanged or NodeWishRejected.
+
+    The whole card is said at once; it counts until the next one's instant.
+    """
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    currency: Currency
+    rates: Annotated[tuple[Rate, ...], Meta(min_length=1, max_length=256)]
+    effective_at: Timestamp | None = None
+    """None: from the answer on. One in the past changes what was charged since: the reason should say why."""
     reason: Reason
     dry_run: bool = False
 
@@ -1251,6 +1283,18 @@ class MigrationCompleted(Fact, frozen=True, kw_only=True, tag="MigrationComplete
     """What the stopped attempt had run for and has to do again, on the clock, not summed over replicas."""
 
 
+class RateCardChanged(Fact, frozen=True, kw_only=True, tag="RateCardChanged.v1"):
+    """Use is charged so from this instant on, until the next card's. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    effective_at: Instant
+    currency: str
+    rates: tuple[Rate, ...]
+    actor: str
+    reason: str
+    answers: int = 0
+
+
 class AuditQueryRun(Fact, frozen=True, kw_only=True, tag="AuditQueryRun.v1"):
     """Somebody asked the event log this. Written by monitor before the answer is given: no record, no answer."""
 
@@ -1285,7 +1329,7 @@ JobWish = (
     | QueueUpsertRequested
 )
 NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested
-MonitorWish = NodeWish | ControlPlaneThawRequested
+MonitorWish = NodeWish | ControlPlaneThawRequested | RateCardChangeRequested
 AnyWish = JobWish | MonitorWish
 
 JobFact = (
@@ -1323,6 +1367,7 @@ MonitorFact = (
     | ControlPlaneFrozen
     | ControlPlaneThawed
     | MigrationCompleted
+    | RateCardChanged
     | AuditQueryRun
 )
 AnyFact = LeaseClaimed | JobFact | PlacerFact | AgentFact | MonitorFact

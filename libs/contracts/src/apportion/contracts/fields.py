@@ -24,6 +24,7 @@ MIG_PROFILE = r"^[1-7]g\.[0-9]{1,3}gb(\+me)?$(?!\n)"
 WEB_URI = r"^https?://[A-Za-z0-9._~:/?#@!$&'()*+,;=%\[\]-]+$(?!\n)"
 URI = r"^[a-z][a-z0-9+.-]{0,31}://[A-Za-z0-9._~:/?#@!$&'()*+,;=%\[\]-]+$(?!\n)"
 VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){0,3}$(?!\n)"
+CURRENCY = r"^[A-Z]{3}$(?!\n)"
 WORD = r"^[A-Za-z0-9][A-Za-z0-9._ /:+-]{0,127}$(?!\n)"
 
 GRAMMARS: Final[Mapping[str, str]] = {
@@ -39,6 +40,7 @@ GRAMMARS: Final[Mapping[str, str]] = {
     WEB_URI: "a link that begins with https:// or http://",
     URI: "a URI, such as s3://bucket/key",
     VERSION: "a version, such as 12.4",
+    CURRENCY: "a currency's ISO 4217 code, such as EUR",
     WORD: "a word of letters, digits, ., _, /, :, + and -",
 }
 """Patterns in words, for people who are told that something doesn't match."""
@@ -65,6 +67,10 @@ Count = Annotated[int, Meta(ge=0, le=2_147_483_647)]
 Positive = Annotated[int, Meta(ge=1, le=2_147_483_647)]
 Milli = Annotated[int, Meta(ge=1, le=1000)]
 """Milli-GPU of one device: 1000 is the whole."""
+Currency = Annotated[str, Meta(pattern=CURRENCY)]
+"""An ISO 4217 code."""
+Micro = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
+"""Millionths of a currency's unit."""
 Priority = Annotated[int, Meta(ge=0, le=1000)]
 """0 to 1000, higher first."""
 Seconds = Annotated[int, Meta(ge=0, le=2_147_483_647)]

@@ -11,6 +11,7 @@ From wide to narrow: pool, kind, author or tenant, entity::
     apportion.v1.<pool>.fact.<author>.wish.<tenant>
     apportion.v1.<pool>.fact.<author>.pool
     apportion.v1.<pool>.fact.<author>.audit
+    apportion.v1.<pool>.fact.<author>.rates
     apportion.v1.<pool>.lease.<author>
     apportion.v1.<pool>.sample.<node>.<what>
     apportion.v1.<pool>.alive.<author>[.<process>]
@@ -199,6 +200,8 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             | ev.NodeUncordoned()
         ):
             return f"{prefix}.node.{event.node_id}"
+        case ev.RateCardChanged():
+            return f"{prefix}.rates"
         case ev.AuditQueryRun():
             return f"{prefix}.audit"
         case ev.ControlPlaneFrozen() | ev.ControlPlaneThawed():

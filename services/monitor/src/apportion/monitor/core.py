@@ -247,7 +247,14 @@ def evolve(state: State, entry: Entry) -> State:
             if event.why is Thaw.HEARD:
                 state.granted_ns = state.clock_ns or 0
             _note_answer(state, event.answers)
-        case ev.NodeWishRejected() | ev.NodeWishJudged() | ev.NodeCordoned() | ev.NodeDraining() | ev.NodeUncordoned():
+        case (
+            ev.NodeWishRejected()
+            | ev.NodeWishJudged()
+            | ev.NodeCordoned()
+            | ev.NodeDraining()
+            | ev.NodeUncordoned()
+            | ev.RateCardChanged()
+        ):
             _note_answer(state, event.answers)
         case ev.AuditQueryRun():
             state.questions = [asked for asked in state.questions if asked.query_id != event.query_id]

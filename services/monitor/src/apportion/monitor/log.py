@@ -73,6 +73,7 @@ VIEWS: Final = (
     "v_health",
     "v_changes",
     "v_usage",
+    "v_rates",
     "v_orphans",
     "v_reconciliation",
 )

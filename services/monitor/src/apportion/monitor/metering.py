@@ -8,7 +8,7 @@ meet add up to those of both together, exactly, whatever the instant between the
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import lcm
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -34,6 +34,13 @@ SEGMENTS: Final = """
     FROM v_usage ORDER BY epoch_ns(held_from), run_id, device_uuid
 """
 """Asks for all of them: rows of ``Segment``."""
+
+
+CARDS: Final = """
+    SELECT epoch_ns(effective), ordinal, currency, pricing, model, queues, micro_per_gpu_hour, micro_per_gib_hour
+    FROM v_rates ORDER BY epoch_ns(effective), ordinal
+"""
+"""Asks for every rate: rows of ``cards_of``."""
 
 
 class Segment(Struct, frozen=True):
@@ -115,6 +122,17 @@ class Usage(Struct, kw_only=True):
 
 
 _SUMS: Final = tuple(name for name in Usage.__struct_fields__ if name != "cost_micro")
+
+
+def cards_of(rows: Iterable[Sequence[Any]]) -> tuple[Card, ...]:
+    """The cards of CARDS' rows, in order; of two with one instant the later said one counts."""
+    cards: dict[int, tuple[int, Card]] = {}
+    for effective_at, ordinal, currency, pricing, model, queues, gpu, gib in rows:
+        rate = Rate(pricing=pricing, model=model, queues=tuple(queues), micro_per_gpu_hour=gpu, micro_per_gib_hour=gib)
+        said, card = cards.get(effective_at, (0, None))
+        rates = card.rates if card is not None and said == ordinal else ()
+        cards[effective_at] = (ordinal, Card(effective_at=effective_at, currency=currency, rates=(*rates, rate)))
+    return tuple(card for _, card in cards.values())
 
 
 def usage_of(segment: Segment, begin: int, end: int, cards: Sequence[Card] = ()) -> Usage:

@@ -7,7 +7,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Refusal, Thaw, Verdict
+from apportion.contracts.causes import Pricing, Refusal, Thaw, Verdict
+from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.envelope import Entry, Undecodable
 from apportion.contracts.ids import NodeId, RunId, TenantId
 from apportion.pool.state import NodeState, Pool, RunState, run_of
@@ -108,6 +109,8 @@ def _answer(asked: AskedWish, situation: Situation, now: int) -> ev.Fact:
         )
     if isinstance(event, ev.ControlPlaneThawRequested):
         return _thawed(asked, event, situation)
+    if isinstance(event, ev.RateCardChangeRequested):
+        return _charged(asked, event, now)
     return _of_node(asked, event, situation.cordons, now)
 
 
@@ -120,6 +123,52 @@ def _thawed(asked: AskedWish, event: ev.ControlPlaneThawRequested, situation: Si
         why=Thaw.ASKED,
         presumed_lost=situation.silent,
         frozen_ms=situation.frozen_ms,
+        actor=asked.actor or asked.tenant,
+        reason=event.reason,
+        answers=asked.seq,
+        caused_by=asked.event_id,
+    )
+
+
+def _charged(asked: AskedWish, event: ev.RateCardChangeRequested, now: int) -> ev.Fact:
+    effective_at = now
+    if event.effective_at is not None:
+        try:
+            effective_at = instant_from_timestamp(event.effective_at)
+        except ValueError:
+            return _rejected(
+                asked,
+                Refusal.FIELD_INVALID,
+                field="effective_at",
+                expected="an instant in RFC 3339, such as 2026-09-01T12:00:00Z",
+                found=event.effective_at,
+            )
+    known: set[tuple[str, str, str]] = set()
+    for number, rate in enumerate(event.rates):
+        field = f"rates[{number}]"
+        if (rate.pricing is Pricing.RESERVED) != bool(rate.queues):
+            return _rejected(
+                asked,
+                Refusal.FIELD_CONFLICT,
+                field=f"{field}.queues",
+                expected="queues with a reserved rate, and with no other",
+                found=f"{len(rate.queues)} with {rate.pricing}",
+            )
+        for queue in rate.queues or ("",):
+            kind = (rate.pricing.value, rate.model or "", queue)
+            if kind in known:
+                return _rejected(
+                    asked,
+                    Refusal.FIELD_CONFLICT,
+                    field=field,
+                    expected="one rate for each pricing, model and queue",
+                    found=" ".join(part for part in kind if part),
+                )
+            known.add(kind)
+    return ev.RateCardChanged(
+        effective_at=effective_at,
+        currency=event.currency,
+        rates=event.rates,
         actor=asked.actor or asked.tenant,
         reason=event.reason,
         answers=asked.seq,
@@ -201,6 +250,9 @@ def _judgement(situation: Situation, asked: AskedWish, answer: ev.Fact) -> ev.No
             if node.state in {NodeState.SUSPECTED, NodeState.FENCED}:
                 said = f"It is used again once it isn't {node.state} any more."
             return replace(judged, node_id=node_id, would=(said,))
+        case ev.RateCardChanged():
+            count = f"{len(answer.rates)} rates in {answer.currency} count"
+            return replace(judged, would=(f"{count} from {answer.effective_at} (ns since the Unix epoch) on.",))
         case ev.ControlPlaneThawed():
             lost = ", ".join(answer.presumed_lost) or "none"
             return replace(judged, would=(f"Placing goes on. Fenced once their lease has ended: {lost}.",))
@@ -236,5 +288,7 @@ _MESSAGES: Final = {
     Refusal.EXPIRED: "the wish came too late to be done",
     Refusal.NODE_NOT_FOUND: "no node of this name has registered",
     Refusal.NODE_STATE: "the node is not in a state in which this can be done",
+    Refusal.FIELD_INVALID: "the wish can't be done as it is written",
+    Refusal.FIELD_CONFLICT: "the wish contradicts itself",
     Refusal.POOL_STATE: "the pool is not in a state in which this can be done",
 }
