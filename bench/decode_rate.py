@@ -1,8 +1,14 @@
-"""How many wishes a second one core reads and validates: from bytes, headers and subject to a spec that can be placed.
+"""How many wishes a second one core reads and validates: from bytes, headers and subject to a verdict.
+
+``decode_and_validate`` is the whole of it: envelope, identity, digest, types, ranges, grammars, names that occur twice,
+and the rules of what may be asked together. ``and_fill_in`` goes on to what the placer reads, with every default filled
+in. ``msgspec_alone`` is the library's JSON to plain objects, no rule checked, and beside it how much longer we take.
+``ns_by_stage`` says where a request's time goes: what the library needs to read it typed and to write it anew, the
+digest, and our own looks at it; ``between`` is the calls from one to the next.
 
 Counts CPU seconds of this process, so that other work on the machine changes little; still, other work takes caches
-and clock, and the best of several rounds is what is printed. Prints one JSON object.
-``python bench/decode_rate.py [--requests N] [--rounds N]``.
+and clock: each figure is the best of its rounds, and the rounds of all figures take turns. Prints one JSON object.
+``python -m bench.decode_rate [--requests N] [--rounds N]``.
 """
 
 import argparse
@@ -10,14 +16,15 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from apportion.admission import validate
-from apportion.contracts import codec, subjects
+from apportion.contracts import cloudevents, codec, diagnosis, subjects
 from apportion.contracts import events as ev
+from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import PoolId, TenantId
 from apportion.contracts.testing import NOON
 
@@ -40,6 +47,12 @@ HOSTILE = (
     "[" * 2000 + "%d",
 )
 
+ENTRY_FIELDS = (
+    "stream", "seq", "recorded_at", "event", "event_id", "tenant", "source", "digest", "expires_at", "actor",
+    "subject_type", "traceparent", "ingress",
+)  # fmt: skip
+"""What the codec says of a wish."""
+
 Message = tuple[dict[str, str], bytes]
 
 
@@ -60,55 +73,77 @@ def messages(texts: Sequence[str], count: int) -> list[Message]:
     ]
 
 
-def rate(rounds: int, work: Callable[[], int]) -> int:
-    """The best round's items a second of this process's CPU time."""
-    best = 0.0
+def seconds_each(work: Mapping[str, tuple[Callable[[Any], object], Sequence[Any]]], rounds: int) -> dict[str, float]:
+    """The best round's CPU seconds for each item of each kind of work."""
+    best = dict.fromkeys(work, float("inf"))
     for _ in range(rounds):
-        began = time.process_time()
-        done = work()
-        best = max(best, done / (time.process_time() - began))
-    return round(best)
+        for name, (do, items) in work.items():
+            began = time.process_time()
+            for item in items:
+                do(item)
+            best[name] = min(best[name], (time.process_time() - began) / len(items))
+    return best
 
 
-def read(sent: list[Message]) -> int:
-    """Bytes to entry: envelope, identity, digest, types, ranges, grammars, repeated names."""
-    decode = codec.decode_wish
-    for seq, (headers, body) in enumerate(sent, 1):
-        decode(SUBJECT, headers, body, seq=seq, recorded_at=NOON)
-    return len(sent)
+def read(message: Message) -> Entry:
+    """Bytes to entry."""
+    headers, body = message
+    return codec.decode_wish(SUBJECT, headers, body, seq=1, recorded_at=NOON)
 
 
-def read_and_validate(sent: list[Message]) -> int:
+def read_and_validate(message: Message) -> object:
+    """And on to a verdict."""
+    headers, body = message
+    event = codec.decode_wish(SUBJECT, headers, body, seq=1, recorded_at=NOON).event
+    return validate.refusal(event, NOON) if isinstance(event, ev.JobRequested) else event
+
+
+def read_and_fill_in(message: Message) -> object:
     """And on to a spec with every default filled in, or to the reason why there is none."""
-    decode, job_spec = codec.decode_wish, validate.job_spec
-    for seq, (headers, body) in enumerate(sent, 1):
-        event = decode(SUBJECT, headers, body, seq=seq, recorded_at=NOON).event
-        if isinstance(event, ev.JobRequested):
-            job_spec(event, NOON)
-    return len(sent)
+    headers, body = message
+    event = codec.decode_wish(SUBJECT, headers, body, seq=1, recorded_at=NOON).event
+    return validate.job_spec(event, NOON) if isinstance(event, ev.JobRequested) else event
 
 
-def bodies_only(sent: list[Message]) -> int:
-    """Typed decoding of the body alone."""
-    decode = codec.decode_body
-    for _, body in sent:
-        decode("JobRequested.v1", body)
-    return len(sent)
-
-
-def bare_msgspec(sent: list[Message]) -> int:
-    """The library's own part of it: JSON to plain objects, with no rule checked."""
-    decode = msgspec.json.Decoder().decode
-    for _, body in sent:
-        decode(body)
-    return len(sent)
-
-
-def digests(sent: list[Message]) -> int:
-    """The digest alone: what this machine's core does without any code of ours."""
-    for _, body in sent:
-        hashlib.sha256(body).hexdigest()
-    return len(sent)
+def measured(sent: Sequence[Message], rounds: int, *, is_good: bool) -> dict[str, Any]:
+    """The rates of one kind of request, and the stages of one that is good."""
+    bodies = [body for _, body in sent]
+    work: dict[str, tuple[Callable[[Any], object], Sequence[Any]]] = {
+        "nothing": (lambda _: None, bodies),
+        "decode": (read, sent),
+        "decode_and_validate": (read_and_validate, sent),
+        "and_fill_in": (read_and_fill_in, sent),
+    }
+    if is_good:
+        entry = read(sent[-1])
+        event, body = entry.event, sent[-1][1]
+        assert isinstance(event, ev.JobRequested), event
+        values = {name: getattr(entry, name) for name in ENTRY_FIELDS}
+        work |= {
+            "msgspec_alone": (msgspec.json.Decoder().decode, bodies),
+            "read typed": (msgspec.json.Decoder(ev.JobRequested).decode, bodies),
+            "write anew": (lambda _: codec.encode_body(event), bodies),
+            "digest": (lambda each: hashlib.sha256(each).hexdigest(), bodies),
+            "entry": (lambda _: Entry(**values), bodies),
+            "headers": (lambda message: cloudevents.opened(*message), sent),
+            "names and texts": (lambda _: diagnosis.fault_of_event(body, event), bodies),
+            "rules": (lambda _: validate.refusal(event, NOON), bodies),
+        }
+    spent = seconds_each(work, rounds)
+    nothing = spent.pop("nothing")
+    found: dict[str, Any] = {"bytes": round(sum(map(len, bodies)) / len(bodies))}
+    for name in ("decode", "decode_and_validate", "and_fill_in"):
+        found[name] = round(1 / spent.pop(name))
+    if is_good:
+        found["msgspec_alone"] = round(1 / spent.pop("msgspec_alone"))
+        found["times_msgspec_alone"] = round(found["msgspec_alone"] / found["decode_and_validate"], 2)
+        stages = {name: round((each - nothing) * 1e9) for name, each in spent.items()}
+        stages["names and texts"] -= stages["write anew"]  # which is a part of it
+        stages["between"] = round(1e9 / found["decode_and_validate"]) - sum(stages.values())
+        found["ns_by_stage"] = stages
+        floor_ns = sum(stages[name] for name in ("read typed", "write anew", "digest", "entry"))
+        found["with_no_look_of_ours"] = round(1e9 / floor_ns)
+    return found
 
 
 def main() -> None:
@@ -123,16 +158,9 @@ def main() -> None:
         "unit": "requests per second of CPU time, one core, best round",
     }
     for name, texts in (("small", (SMALL,)), ("ordinary", (ORDINARY,)), ("escaped", (ESCAPED,)), ("hostile", HOSTILE)):
-        sent = messages(texts, options.requests if name != "hostile" else options.requests // 10)
-        found[name] = {
-            "bytes": round(sum(len(body) for _, body in sent) / len(sent)),
-            "decode_wish": rate(options.rounds, lambda sent=sent: read(sent)),  # type: ignore[misc]
-            "decode_wish_and_job_spec": rate(options.rounds, lambda sent=sent: read_and_validate(sent)),  # type: ignore[misc]
-            "body_only": rate(options.rounds, lambda sent=sent: bodies_only(sent)),  # type: ignore[misc]
-            "sha256_only": rate(options.rounds, lambda sent=sent: digests(sent)),  # type: ignore[misc]
-        }
-        if name != "hostile":
-            found[name]["msgspec_without_rules"] = rate(options.rounds, lambda sent=sent: bare_msgspec(sent))  # type: ignore[misc]
+        is_good = name != "hostile"
+        sent = messages(texts, options.requests if is_good else options.requests // 10)
+        found[name] = measured(sent, options.rounds, is_good=is_good)
     print(json.dumps(found, indent=1))
 
 

@@ -115,7 +115,7 @@ def main() -> None:
     measured(mixed, admitted=count)  # what is compiled or cached once is done before the clock runs
     rounds = [(measured(all_good, admitted=2 * count), measured(mixed, admitted=count)) for _ in range(options.rounds)]
     good_s, mixed_s = (sum(map(min, zip(*each, strict=True))) for each in zip(*rounds, strict=True))
-    shares = sorted(sum(good) / sum(mixed) for good, mixed in rounds)
+    shares = sorted(sum(good) / sum(mixed) for good, mixed in rounds)  # the spread
     print(
         json.dumps(
             {
@@ -126,6 +126,7 @@ def main() -> None:
                 "good_a_second_all_good": round(2 * count / good_s),
                 "good_a_second_half_hostile": round(count / mixed_s),
                 "kept_share_of_the_good_half": round(good_s / mixed_s, 3),
+                "a_hostile_one_costs_times_a_good_one": round(2 * mixed_s / good_s - 1, 2),
                 "by_round": [round(share, 3) for share in shares],
             },
             indent=1,

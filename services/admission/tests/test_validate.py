@@ -1,5 +1,6 @@
 """One job request by itself: what is filled in, and what is refused under which name."""
 
+import itertools
 from typing import Any, get_type_hints
 
 import msgspec
@@ -8,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.admission.refusals import Refused
-from apportion.admission.validate import DEFAULT_SHARES, DEFAULTS, ShareDefaults, job_spec, sized
+from apportion.admission.validate import (
+    DEFAULT_SHARES,
+    DEFAULTS,
+    ShareDefaults,
+    job_spec,
+    refusal,
+    refusal_by_rules,
+    sized,
+)
 from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, WorkloadKind
 from apportion.contracts.events import (
     Bid,
@@ -459,3 +468,73 @@ def test_any_model_is_sized_or_refused_by_a_field_of_it(data: st.DataObject) -> 
     else:
         assert size is not None
         assert 0 < size.memory_mib_p50 <= size.memory_mib_p95 < size.booked_mib <= 2_147_483_647
+
+
+PARTS: dict[str, list[Any]] = {
+    "workload": [
+        Workload(command=("a", "")),
+        Workload(command=()),
+        Workload(command=("",)),
+        Workload(command=("a",), image="nginx"),
+        Workload(command=("a",), mounts=("/data",)),
+        Workload(command=("a",), env={"TOKEN": SecretRef(secret="hub")}),
+        Workload(command=("a",), env={"LEVEL": "debug", "NVIDIA_X": "1"}),
+        Workload(command=("a",), env={"LEVEL": "debug"}),
+    ],
+    "gang": [
+        Gang(size=2),
+        Gang(size=901),
+        Gang(min=2),
+        Gang(required=True),
+        Gang(preferred=True),
+        Gang(topology_key="a"),
+    ],
+    "retry": [Retry(limit=1), Retry(on=(RunCause.SUCCESS,)), Retry(avoid_same_node=True), Retry(memory_factor_pct=150)],
+    "model": [Model(), Model(params_millions=1, tensor_parallel=4)],
+    "not_before": ["2026-09-01T12:00:00Z", "2026-02-31T12:00:00Z"],
+    "deadline": ["1970-01-01T00:00:01Z", "2100-09-01T12:00:00Z", "9999-09-01T12:00:00Z"],
+    "job_set": ["a"],
+    "elastic": [Elastic(), Elastic(max=4)],
+    "sla": [Sla(latency_ms=100)],
+    "bid": [Bid(max_price_micro_per_gpu_hour=1)],
+    "checkpoint": [Checkpoint(interval_s=0)],
+    "isolation": [Isolation()],
+    "placement": [Placement(), Placement(site="a")],
+    "runtime": [Runtime(min_cuda="12.4")],
+    "data": [Data(tier=DataTier.HOT)],
+    "depends_on": [(Dependency(job_id="other"),)],
+}
+SHARES: dict[str, list[Any]] = {
+    "gpu": [1, 2],
+    "gpu_milli": [None, 1000],
+    "gpu_memory_mib": [1024],
+    "mode": list(Mode),
+    "mig_profile": ["1g.10gb"],
+    "device": [DeviceChoice(), DeviceChoice(kind="cpu"), DeviceChoice(vendor="amd"), DeviceChoice(min_arch="hopper")],
+    "cpu_milli": [1],
+    "disk_mib": [0, 1],
+    "encoders": [0, 1],
+    "pcie_mbps": [0, 1],
+    "numa": ["none", "strict"],
+    "cpu_bind": [False, True],
+}
+
+
+def test_one_look_lets_nothing_pass_that_a_rule_refuses() -> None:
+    """Nearly all requests are looked at once: the look must know every field that a rule could refuse."""
+    parts: list[dict[str, Any]] = [{}, *({name: value} for name, values in PARTS.items() for value in values)]
+    shares: list[dict[str, Any]] = [{}, *({name: value} for name, values in SHARES.items() for value in values)]
+    for part, one, other in itertools.product(parts, shares, shares):
+        resources = Resources(**({"gpu_milli": 250} | one | other))
+        request = msgspec.structs.replace(a_job_request(), resources=resources, **part)
+        assert refusal(request, NOON) == refusal_by_rules(request, NOON), request
+
+
+def test_the_look_is_shown_every_field_of_a_request() -> None:
+    """A new field has to be put to the test above, or to be named here as one that no rule can refuse."""
+    harmless = {
+        "queue", "job_id", "idempotency_key", "tenant", "service_class", "priority", "preemptible", "min_runtime_s",
+        "time_limit_s", "max_wait_s", "grace_s", "labels", "annotations", "external_uri", "dry_run", "resources",
+    }  # fmt: skip
+    assert set(JobRequested.__struct_fields__) == set(PARTS) | harmless
+    assert set(Resources.__struct_fields__) == set(SHARES) | {"memory_mib"}

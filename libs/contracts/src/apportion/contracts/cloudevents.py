@@ -9,6 +9,7 @@ looks; and some send the request alone. Both are read, and their entries say so.
 
 import base64
 import binascii
+import functools
 import re
 from collections.abc import Mapping
 from enum import StrEnum, unique
@@ -34,8 +35,11 @@ _TAKEN: Final = ("specversion", "id", "source", "type", "expirytime", "actor", "
 _CANONICAL: Final = frozenset(
     {"Nats-Msg-Id", "traceparent", "ce-time", "ce-subject", *(f"ce-{name}" for name in _TAKEN)}
 )
+_REQUIRED: Final = 4
+"""Attributes that every event has. Where all are there, and as many headers, there is nothing else to look for."""
 _READY: Final = re.compile(r"[!#$&-~]*")
 """Values that unquoting and percent-decoding leave as they are, and that hold nothing which would not print."""
+_matches_ready = _READY.fullmatch
 _PLAIN: Final = re.compile(PLAIN)
 # A surrogate can't be written as UTF-8, and a noncharacter is no text: CloudEvents excludes both from strings.
 _NO_TEXT: Final = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -55,7 +59,7 @@ class Ingress(StrEnum):
     """The request alone, with no envelope: it has no id of its own, and can't be told from a repeat."""
 
 
-class Opened(Struct, frozen=True, kw_only=True):
+class Opened(Struct, frozen=True, kw_only=True, gc=False):
     """A message whose envelope was read, or why it can't be. Attributes hold text that is safe to repeat."""
 
     ingress: Ingress
@@ -67,6 +71,17 @@ class Opened(Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     data: bytes = b""
     fault: Fault | None = None
+
+
+def _is_ready(value: str) -> bool:
+    """True where unquoting and percent-decoding would leave the value as it is, and it is short and prints."""
+    return len(value) <= ATTRIBUTE_MAX and _matches_ready(value) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _are_ready(specversion: str | None, source: str, kind: str) -> bool:
+    """The same, of what a publisher repeats with each event."""
+    return specversion == "1.0" and _is_ready(source) and _is_ready(kind)
 
 
 def escaped(value: str) -> str:
@@ -82,30 +97,32 @@ def escaped(value: str) -> str:
 
 def opened(headers: Headers, body: bytes) -> Opened:
     """The message's attributes and data, in whichever mode it is."""
-    if headers.keys() <= _CANONICAL:
-        # What our own publishers and most others send: no other spelling to look for.
-        get = headers.get
-        values = (
-            get("ce-specversion", ""),
-            get("ce-id", ""),
-            get("ce-source", ""),
-            get("ce-type", ""),
-            get("ce-expirytime", ""),
-            get("ce-actor", ""),
-            get("ce-traceparent") or get("traceparent", ""),
-            get("ce-dataref", ""),
-        )
-        if values[0] == "1.0" and values[1] and values[2] and values[3] and not values[7]:
-            text = "".join(values)
-            if len(text) <= ATTRIBUTE_MAX and _READY.fullmatch(text):
+    get = headers.get
+    is_least = len(headers) == _REQUIRED + ("Nats-Msg-Id" in headers)
+    if is_least or headers.keys() <= _CANONICAL:
+        # What our own publishers and most others send: no other spelling to look for, and nothing to decode.
+        event_id, source, kind = get("ce-id"), get("ce-source"), get("ce-type")
+        if (
+            event_id
+            and source
+            and kind
+            and len(source) <= ATTRIBUTE_MAX >= len(kind)
+            and _is_ready(event_id)
+            and _are_ready(get("ce-specversion"), source, kind)
+        ):
+            if is_least:
+                return Opened(ingress=Ingress.BINARY, id=event_id, source=source, type=kind, data=body)
+            expirytime, actor = get("ce-expirytime", ""), get("ce-actor", "")
+            traceparent = get("ce-traceparent") or get("traceparent", "")
+            if not get("ce-dataref") and _is_ready(expirytime) and _is_ready(actor) and _is_ready(traceparent):
                 return Opened(
                     ingress=Ingress.BINARY,
-                    id=values[1],
-                    source=values[2],
-                    type=values[3],
-                    expirytime=values[4],
-                    actor=values[5],
-                    traceparent=_trace(values[6]),
+                    id=event_id,
+                    source=source,
+                    type=kind,
+                    expirytime=expirytime,
+                    actor=actor,
+                    traceparent=_trace(traceparent),
                     data=body,
                 )
     return _opened_with_care(headers, body)

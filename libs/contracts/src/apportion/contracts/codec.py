@@ -8,10 +8,12 @@ what was found and where (``diagnosis``); decoding a wish never raises for what 
 import functools
 import hashlib
 import re
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from apportion.contracts import diagnosis, evolution, subjects
 from apportion.contracts.causes import Refusal
@@ -44,17 +46,26 @@ EVENT_BYTES_MAX: Final = 64 * 1024
 SUBJECT_PART_MAX: Final = 128
 """Characters of a subject's parts that are repeated in an answer: a name of ours is shorter."""
 
-_DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
-    type_name(kind): msgspec.json.Decoder(kind) for kind in (*WISHES, *FACTS)
+
+class _Reader(Struct, frozen=True):
+    """How one version of one type is read."""
+
+    kind: type[Event]
+    decode: Callable[[bytes], Event]
+    is_wish: bool
+
+
+_READERS: Final[Mapping[str, _Reader]] = {
+    type_name(kind): _Reader(kind, msgspec.json.Decoder(kind).decode, issubclass(kind, Wish))
+    for kind in (*WISHES, *FACTS)
 }
-_LATEST: Final[dict[str, str]] = {name.partition(".")[0]: name for name in (type_name(kind) for kind in WISHES)}
-_KINDS: Final[dict[str, type[Event]]] = {type_name(kind): kind for kind in (*WISHES, *FACTS)}
+_LATEST: Final[Mapping[str, str]] = {name.partition(".")[0]: name for name in (type_name(kind) for kind in WISHES)}
 _WISH_NAMES: Final = frozenset(type_name(kind) for kind in WISHES)
 _FACT_NAMES: Final = frozenset(type_name(kind) for kind in FACTS)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(Struct, frozen=True, kw_only=True):
     """What is given to the bus: subject, headers, body."""
 
     subject: str
@@ -183,7 +194,8 @@ def may_state(author: Author, event: Fact) -> bool:
 
 def decode_wish(subject: str, headers: Headers | None, body: bytes, *, seq: int, recorded_at: int) -> Entry:
     """The wish in a message of the stream of wishes, or why it is none. Never raises."""
-    tenant, subject_type, fault = _subject_parts(subject)
+    addressed = _addressed(subject)
+    fault = addressed.fault
     if len(body) > EVENT_BYTES_MAX:
         fault = fault or Fault(
             code=Refusal.TOO_LARGE, expected=f"at most {EVENT_BYTES_MAX} bytes", found=f"{len(body)} bytes"
@@ -203,31 +215,46 @@ def decode_wish(subject: str, headers: Headers | None, body: bytes, *, seq: int,
                 expected="an instant in RFC 3339, such as 2026-09-01T12:00:00Z",
                 found=shown(envelope.expirytime),
             )
+    event: Event | Undecodable
+    if fault is not None:
+        event = _undecodable(addressed.type, body, fault)
+    elif addressed.reader is not None and envelope.type == addressed.claim:
+        event = _read(addressed.reader, envelope.data)
+    else:
+        event = _typed_with_care(addressed.type, envelope.type, envelope.data)
     return Entry(
         stream=Stream.WISHES,
         seq=seq,
         recorded_at=recorded_at,
-        event=(
-            _typed(subject_type, envelope.type, envelope.data)
-            if fault is None
-            else _undecodable(subject_type, body, fault)
-        ),
+        event=event,
         # Without an id of its own a wish is known by its place in the stream, and can't be told from a repeat.
         event_id=envelope.id or f"wish-{seq}",
-        tenant=tenant,
+        tenant=addressed.tenant,
         source=envelope.source,
         digest=hashlib.sha256(body).hexdigest(),
         expires_at=expires_at,
         actor=envelope.actor[:128],
-        subject_type=subject_type,
+        subject_type=addressed.type,
         traceparent=envelope.traceparent,
         ingress=envelope.ingress,
     )
 
 
+class _Addressed(Struct, frozen=True):
+    """What a subject says: whose wish, of which type, or why it is none of ours."""
+
+    tenant: TenantId
+    type: str
+    claim: str = ""
+    """The event's type, where it names the newest version in full."""
+    reader: _Reader | None = None
+    """That reads the newest version; None where there is no such type."""
+    fault: Fault | None = None
+
+
 @functools.lru_cache(maxsize=1024)
-def _subject_parts(subject: str) -> tuple[TenantId, str, Fault | None]:
-    """Tenant and type as the subject names them, fit to be repeated, and why it is none of ours. Few publish a lot."""
+def _addressed(subject: str) -> _Addressed:
+    """What the subject says, in parts that are fit to be repeated. Few publish a lot."""
     try:
         tenant, subject_type = subjects.tenant_and_type_of_wish(subject)
     except subjects.SubjectInvalid:
@@ -237,8 +264,9 @@ def _subject_parts(subject: str) -> tuple[TenantId, str, Fault | None]:
             expected="apportion.v1.<pool>.wish.<tenant>.<type>",
             found=shown(subject),
         )
-        return TenantId(""), "", fault
-    return TenantId(_storable(tenant)), _storable(subject_type), None
+        return _Addressed(TenantId(""), "", fault=fault)
+    newest = _LATEST.get(subject_type, "")
+    return _Addressed(TenantId(_storable(tenant)), _storable(subject_type), TYPE_PREFIX + newest, _READERS.get(newest))
 
 
 def _storable(part: str) -> str:
@@ -273,15 +301,6 @@ def _undecodable(kind: str, body: bytes, fault: Fault) -> Undecodable:
     )
 
 
-_CURRENT: Final = {(name.partition(".")[0], TYPE_PREFIX + name): name for name in _LATEST.values()}
-"""Subject's and envelope's type, where they name the newest version of a wish in full."""
-
-
-def _typed(subject_type: str, claimed: str, body: bytes) -> Event | Undecodable:
-    current = _CURRENT.get((subject_type, claimed))
-    return _typed_with_care(subject_type, claimed, body) if current is None else decode_body(current, body)
-
-
 def _typed_with_care(subject_type: str, claimed: str, body: bytes) -> Event | Undecodable:
     expected = _LATEST.get(subject_type)
     if expected is None:
@@ -310,25 +329,29 @@ def decode_body(name: str, body: bytes, upcasts: evolution.Upcasts = evolution.U
 
     An older version is upgraded step by step, and comes back as the newest.
     """
-    if name in upcasts:
-        return _upgraded(name, body, upcasts)
-    decoder = _DECODERS[name]
-    if len(body) > diagnosis.LARGE_BYTES and (excess := diagnosis.fault_of_many(body, _KINDS[name])) is not None:
-        return _undecodable(name.partition(".")[0], body, excess)
+    return _upgraded(name, body, upcasts) if name in upcasts else _read(_READERS[name], body)
+
+
+def _read(reader: _Reader, body: bytes) -> Event | Undecodable:
     try:
-        event: Event = decoder.decode(body)
+        event = reader.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError) as err:
-        return _undecodable(name.partition(".")[0], body, diagnosis.fault_of(body, _KINDS[name], err))
-    if name in _WISH_NAMES and (fault := diagnosis.fault_of_event(body, event)) is not None:
-        return _undecodable(name.partition(".")[0], body, fault)
-    return event
+        fault = diagnosis.fault_of(body, reader.kind, err)
+    else:
+        if not reader.is_wish:
+            return event
+        possible = diagnosis.fault_of_event(body, event)
+        if possible is None:
+            return event
+        fault = possible
+    return _undecodable(type_name(reader.kind).partition(".")[0], body, fault)
 
 
 def _upgraded(name: str, body: bytes, upcasts: evolution.Upcasts) -> Event | Undecodable:
     kind = name.partition(".")[0]
     if isinstance(doubtful := diagnosis.parsed(body), Fault):
         return _undecodable(kind, body, doubtful)
-    newest = _KINDS[evolution.newest(name, upcasts)]
+    newest = _READERS[evolution.newest(name, upcasts)].kind
     try:
         doc = _PLAIN_DATA.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError, MemoryError, OverflowError) as err:
@@ -345,7 +368,7 @@ def _upgraded(name: str, body: bytes, upcasts: evolution.Upcasts) -> Event | Und
 _PLAIN_DATA: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-class _JobIdOnly(msgspec.Struct):
+class _JobIdOnly(Struct):
     job_id: str | None = None
 
 

@@ -8,21 +8,21 @@ import functools
 import itertools
 import json
 import re
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
 from apportion.contracts.causes import Refusal
+from apportion.contracts.events import WISHES, Event, JobRequested, type_name
 from apportion.contracts.fields import GRAMMARS
+from apportion.contracts.grammar import names_match
+from apportion.contracts.shapes import Shape, fields_of, shape_of
 
 DEPTH_MAX: Final = 32
-LARGE_BYTES: Final = 4096
-MANY_NAMES: Final = 256
 SHOWN_MAX: Final = 128
 """Longest piece of a stranger's text that is repeated."""
 
@@ -90,65 +90,112 @@ _PARSER: Final = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_Number, parse_float=_Number, parse_constant=_constant
 )
 _ANY: Final = msgspec.json.Decoder()
-_ENCODER: Final = msgspec.json.Encoder()
+_AS_WRITTEN: Final = msgspec.json.Decoder(float_hook=_Number)
+"""Reads a fraction or an exponent as it was written."""
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=str)
+_BACKSLASH, _DELETE, _MINUS = 0x5C, 0x7F, 0x2D
+"""As numbers: bytes are searched for a number ten times as fast as for a text of one byte."""
 _MINUS_ZERO: Final = re.compile(rb"-0\s*[,}\]]")
-_DIGITS: Final = bytes.maketrans(b"123456789eE", b"000000000..")
-"""Makes a fraction or an exponent read ``0.``; text may look the same, and is then read with care."""
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG: Final = b"0" * 18
 """A number of so many digits may be more than 64 bits hold."""
 _TEXTS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _NO_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _UNPRINTABLE: Final = re.compile(rb"\\[bfnrtu]")
-_TAG_QUOTES: Final = 4
-"""Of ``"type":"JobRequested.v1"``, which every event is written with."""
+_TAG_BYTES: Final[Mapping[type[Event], int]] = {kind: len(f'"type":"{type_name(kind)}",') for kind in WISHES}
+"""Of the type, which every event is written with, and few wishes are sent with."""
+_QUOTED: Final = re.compile(r'["\\]')
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def fault_of_event(body: bytes, event: Struct) -> Fault | None:
+def fault_of_event(body: bytes, event: Event) -> Fault | None:
     """What is wrong with a body that decodes as ``event``; None where every reader finds the same good event in it.
 
-    Names that occur twice, ``-0``, and the grammar of free text, which the decoder leaves to this.
+    Names that occur twice, ``-0``, and the grammars that the decoder leaves to this.
     """
-    quotes = body.count(b'"')
-    is_plain = False
-    if b"\\u" not in body and (b"-0" not in body or not _MINUS_ZERO.search(body)):
-        # No quote is hidden in an escape, so that names and texts have as many when they are written anew, and fewer
-        # where a repeated name is gone. An event is written without what equals a default: then as plain objects.
-        written = _ENCODER.encode(event).count(b'"')
-        if not body.startswith(b'{"type":'):
-            written -= _TAG_QUOTES
-        is_plain = written == quotes or _ENCODER.encode(_ANY.decode(body)).count(b'"') == quotes
-    if not is_plain and isinstance(doubtful := parsed(body), Fault):
+    if not _says_each_name_once(body, event) and isinstance(doubtful := parsed(body), Fault):
         return doubtful
-    if body.isascii() and b"\x7f" not in body and (b"\\" not in body or not _UNPRINTABLE.search(body)):
+    if (
+        body.isascii()
+        and _DELETE not in body
+        and (_BACKSLASH not in body or not _UNPRINTABLE.search(body))
+        and (type(event) is not JobRequested or names_match(event))
+    ):
         return None  # JSON has no other way to write a character that would not print
     return fault_of_text(event)
 
 
+def _says_each_name_once(body: bytes, event: Event) -> bool:
+    """True where no name occurs twice, and no ``-0``; False asks for a closer look.
+
+    Written anew, an event has no spaces, no repeated name, no escape that a character can do without, and nothing that
+    equals a default: where it is as long as what came, what came has none of these.
+    """
+    written = _ENCODER.encode(event)
+    tag_bytes = 0 if body[:8] == b'{"type":' else _TAG_BYTES[type(event)]
+    if len(written) == len(body) + tag_bytes:
+        return True
+    if (_BACKSLASH in body and b"\\u" in body) or (_MINUS in body and _MINUS_ZERO.search(body)):
+        return False
+    # No colon is hidden in an escape, so that names and texts have as many when they are written anew, and fewer where
+    # a repeated name is gone. Where a default was written out, it is plain objects that are to be compared.
+    colons = body.count(b":")
+    return written.count(b":") - bool(tag_bytes) == colons or _ENCODER.encode(_ANY.decode(body)).count(b":") == colons
+
+
 def fault_of_text(event: Struct) -> Fault | None:
-    """The first free text in an event that doesn't match its grammar; None where all do."""
-    return next(_bad_texts(event, type(event), ()), None)
+    """The first text in an event that doesn't match a grammar which the decoder leaves to us; None where all do."""
+    return _bad_text(event, type(event), ())
 
 
-def _bad_texts(value: object, hint: Any, path: Path) -> Iterator[Fault]:
-    """Free text in a decoded value that doesn't match its grammar."""
-    for kind, meta in _alternatives(hint):
+def _bad_text(value: object, hint: Any, path: Path) -> Fault | None:
+    """The first such text in a decoded value."""
+    shape = shape_of(hint)
+    for kind, meta in shape.alternatives:
+        fault = None
         if kind is str:
-            pattern = _free_text(meta)
-            if pattern and isinstance(value, str) and not re.search(pattern, value):
-                yield Fault(
-                    code=Refusal.FIELD_INVALID, field=_written(path), expected=GRAMMARS[pattern], found=shown(value)
-                )
+            if isinstance(value, str):
+                fault = _unlike(value, meta, path, "")
         elif isinstance(kind, type) and issubclass(kind, Struct):
             if isinstance(value, kind):
-                for name in _with_text(kind):
-                    yield from _bad_texts(getattr(value, name), _hints(kind)[name], (*path, name))
+                fault = _bad_text_of_struct(value, kind, path)
         elif isinstance(value, dict):
-            for name, item in value.items():
-                yield from _bad_texts(item, _dict_hints(hint)[1], (*path, name))
+            fault = _bad_text_of_dict(value, shape, path)
         elif isinstance(value, tuple):
-            for index, item in enumerate(value):
-                yield from _bad_texts(item, _item_hint(hint), (*path, index))
+            faults = (_bad_text(item, shape.items, (*path, index)) for index, item in enumerate(value))
+            fault = next(filter(None, faults), None)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _bad_text_of_struct(value: Struct, kind: type[Struct], path: Path) -> Fault | None:
+    for name, hint in _with_text(kind):
+        item = getattr(value, name)
+        if (
+            item and (fault := _bad_text(item, hint, (*path, name))) is not None
+        ):  # nothing is wrong with what isn't there
+            return fault
+    return None
+
+
+def _bad_text_of_dict(value: Mapping[str, object], shape: Shape, path: Path) -> Fault | None:
+    (_, name_meta), *_ = shape_of(shape.names).alternatives
+    for name, item in value.items():
+        fault = _unlike(name, name_meta, (*path, name), "as its name, ") or _bad_text(item, shape.values, (*path, name))
+        if fault is not None:
+            return fault
+    return None
+
+
+def _unlike(text: str, meta: Meta | None, path: Path, prefix: str) -> Fault | None:
+    """The fault of a text that doesn't match its grammar."""
+    pattern = _free_text(meta)
+    if not pattern or re.search(pattern, text):
+        return None
+    return Fault(
+        code=Refusal.FIELD_INVALID, field=_written(path), expected=prefix + GRAMMARS[pattern], found=shown(text)
+    )
 
 
 def _free_text(meta: Meta | None) -> str:
@@ -158,13 +205,13 @@ def _free_text(meta: Meta | None) -> str:
 
 
 @functools.cache
-def _with_text(kind: type[Struct]) -> tuple[str, ...]:
-    """Fields of the struct that hold free text somewhere."""
-    return tuple(name for name, hint in _hints(kind).items() if _holds_text(hint))
+def _with_text(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    """Fields of the struct that hold such text somewhere, with their types."""
+    return tuple((name, hint) for name, hint in fields_of(kind).items() if _holds_text(hint))
 
 
 def _holds_text(hint: Any) -> bool:
-    for kind, meta in _alternatives(hint):
+    for kind, meta in shape_of(hint).alternatives:
         if kind is str:
             holds = bool(_free_text(meta))
         elif isinstance(kind, type) and issubclass(kind, Struct):
@@ -207,22 +254,21 @@ def parsed(body: bytes) -> dict[str, object] | Fault:
 def _plainly_parsed(body: bytes) -> dict[str, object] | None:
     """What ``parsed`` finds, where the text is so plain that a fast parser can't read it otherwise; else None.
 
-    Most refused requests are plain, and a refusal should cost no more than an admission. Numbers come as numbers: here
-    they are whole and short, so that each is written in one way.
+    Most refused requests are plain, and a refusal should cost no more than an admission. Whole numbers come as numbers:
+    here they are short, so that each is written in one way.
     """
-    if _is_too_deep(body) or b"\\" in body or b"-0" in body:
+    if _is_too_deep(body) or (_BACKSLASH in body and b"\\u" in body) or _LONG in body.translate(_DIGITS):
         return None
-    if not body.isascii() or not body.decode("ascii").isprintable():
-        return None
-    digits = body.translate(_DIGITS)
-    if b"0." in digits or _LONG in digits:
+    if _MINUS in body and _MINUS_ZERO.search(body):
         return None
     try:
-        doc = _ANY.decode(body)
-    except msgspec.MsgspecError:
+        if not body.isascii():
+            body.decode()
+        doc = _AS_WRITTEN.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    # A name that occurs twice leaves fewer quotes.
-    if not isinstance(doc, dict) or _ENCODER.encode(doc).count(b'"') != body.count(b'"'):
+    # A name that occurs twice leaves fewer colons.
+    if not isinstance(doc, dict) or _ENCODER.encode(doc).count(b":") != body.count(b":"):
         return None
     return doc
 
@@ -286,6 +332,8 @@ def shown(value: object) -> str:
             # A plain str again: no encoder knows the type with which the parser marks numbers.
             return str(value) if len(value) <= SHOWN_MAX else f"{value[:32]}… ({len(value)} digits)"
         case str():
+            if len(value) <= SHOWN_MAX and value.isascii() and value.isprintable() and not _QUOTED.search(value):
+                return f'"{value}"'
             cut = value if len(value) <= SHOWN_MAX else value[:SHOWN_MAX] + "…"
             text = json.dumps(cut).replace("\\u2026", "…").replace("\x7f", "\\u007f")
             return text if len(text) <= 2 * SHOWN_MAX else text[: 2 * SHOWN_MAX - 1] + "…"
@@ -297,7 +345,7 @@ def shown(value: object) -> str:
             return json.dumps(value, default=repr)[:SHOWN_MAX]
 
 
-def _written(path: Path) -> str:
+def _written(path: Sequence[str | int]) -> str:
     """A path as refusals name it: ``workload.command[1]``; what a stranger chose of it is escaped and cut."""
     parts: list[str] = []
     for step in path:
@@ -323,20 +371,6 @@ def fault_of(body: bytes, kind: type[Struct], err: Exception) -> Fault:
     return Fault(code=Refusal.NOT_JSON, expected="one JSON object", found=shown(str(err)))
 
 
-def fault_of_many(body: bytes, kind: type[Struct]) -> Fault | None:
-    """Why a large body with very many names is no ``kind``, where it holds more of something than is allowed.
-
-    The decoder checks each name before it counts them, which takes it 100 times as long.
-    """
-    if body.count(b'":') <= MANY_NAMES or (doc := _plainly_parsed(body)) is None:
-        return None
-    try:
-        msgspec.convert(doc, kind)
-    except msgspec.ValidationError as err:
-        return _explained(doc, kind, str(err)) if "of length" in str(err) else None
-    return None
-
-
 def fault_of_value(doc: dict[str, object], kind: type[Struct], text: str) -> Fault:
     """The fault that ``msgspec.convert`` found in plain data, from its message."""
     return _explained(doc, kind, text)
@@ -346,9 +380,8 @@ _WHERE: Final = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[A-Za-z0-9_.\[
 _STEP: Final = re.compile(r"\.?([A-Za-z0-9_]+)|\[(\d+|\.\.\.)\]")
 
 
-@functools.lru_cache(maxsize=1024)
 def _said_where(text: str) -> tuple[str, tuple[str, ...], bool]:
-    """A decoder's message without its place, the steps to it, and whether it is about a name there. Most are alike."""
+    """A decoder's message without its place, the steps to it, and whether it is about a name there."""
     where = _WHERE.search(text)
     if where is None:
         return text, (), False
@@ -356,13 +389,47 @@ def _said_where(text: str) -> tuple[str, tuple[str, ...], bool]:
     return text[: where.start()], steps, where["key"] is not None
 
 
+class _Place(Struct, frozen=True):
+    """A place in every body of a type, and what should stand there."""
+
+    path: Path
+    written: str
+    expected: str
+
+
+@functools.lru_cache(maxsize=1024)
+def _place(kind: type[Struct], text: str) -> _Place | None:
+    """The place that a decoder's message is about; None where it takes the body to know. Most messages are alike."""
+    said, steps, is_about_name = _said_where(text)
+    if is_about_name or steps == ("type",) or said.startswith("Object "):
+        return None
+    path: list[str | int] = []
+    hint: Any = kind
+    for step in steps:
+        shape = shape_of(hint)
+        if shape.kind is not None and step in fields_of(shape.kind):
+            path.append(step)
+            hint = fields_of(shape.kind)[step]
+        elif shape.items is not object and step.isdigit():
+            path.append(int(step))
+            hint = shape.items
+        else:
+            return None
+    return _Place(tuple(path), _written(path), _expected(said, hint))
+
+
 def _explained(doc: dict[str, object], kind: type[Struct], text: str) -> Fault:
     if text.startswith("Object contains unknown field"):
-        unknown = next(_unknown(doc, kind, ()), None)
+        unknown = _unknown(doc, kind, ())
         if unknown is not None:
             return unknown
     # A long message repeats a stranger's text, which is not worth keeping.
-    said, steps, is_about_name = _said_where(text) if len(text) <= 2 * SHOWN_MAX else _said_where.__wrapped__(text)
+    if len(text) <= 2 * SHOWN_MAX and (place := _place(kind, text)) is not None:
+        there: Any = doc
+        for step in place.path:
+            there = there[step]
+        return Fault(code=Refusal.FIELD_INVALID, field=place.written, expected=place.expected, found=shown(there))
+    said, steps, is_about_name = _said_where(text)
     path, value, hint = _walked(doc, kind, steps)
     if said.startswith("Object missing required field"):
         name = said.partition("`")[2].rstrip("`")
@@ -370,7 +437,7 @@ def _explained(doc: dict[str, object], kind: type[Struct], text: str) -> Fault:
     if path == ("type",):
         return _wrong_type(kind, value)
     if is_about_name and isinstance(value, dict):
-        key_hint = _dict_hints(hint)[0]
+        key_hint = shape_of(hint).names
         for key in value:
             if not _fits(key, key_hint):
                 return Fault(
@@ -398,59 +465,67 @@ def _walked(doc: object, hint: Any, steps: Sequence[str]) -> tuple[Path, object,
     path: list[str | int] = []
     value = doc
     for step in steps:
-        if step != "..." and isinstance(value, dict) and (fields := _fields_of(hint, value)) is not None:
-            path.append(step)
-            hint, value = fields.get(step, object), value.get(step)
-        elif isinstance(value, dict):
-            inner = _dict_hints(hint)[1]
-            key = next((name for name, item in value.items() if not _fits(item, inner)), "")
+        shape = shape_of(hint)
+        if isinstance(value, dict):
+            if step != "..." and shape.kind is not None:
+                key, hint = step, fields_of(shape.kind).get(step, object)
+            else:
+                key = next((name for name, item in value.items() if not _fits(item, shape.values)), "")
+                hint = shape.values
             path.append(key)
-            hint, value = inner, value.get(key)
+            value = value.get(key)
         elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
             path.append(int(step))
-            hint, value = _item_hint(hint), value[int(step)]
+            hint, value = shape.items, value[int(step)]
         else:
             break
     return tuple(path), value, hint
 
 
-def _unknown(value: object, hint: Any, path: Path) -> Iterator[Fault]:
-    """Fields that the contract doesn't have, in the order of the text."""
+def _unknown(value: object, hint: Any, path: Path) -> Fault | None:
+    """The first field, in the order of the text, that the contract doesn't have."""
+    if not isinstance(value, dict | list):
+        return None
+    shape = shape_of(hint)
     if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _unknown(item, _item_hint(hint), (*path, index))
-    if not isinstance(value, dict):
-        return
-    fields = _fields_of(hint, value)
-    if fields is None:
-        for name, item in value.items():
-            yield from _unknown(item, _dict_hints(hint)[1], (*path, name))
-        return
+        faults = (_unknown(item, shape.items, (*path, index)) for index, item in enumerate(value))
+        return next(filter(None, faults), None)
+    fields = {} if shape.kind is None else fields_of(shape.kind)
     for name, item in value.items():
-        if name in fields:
-            yield from _unknown(item, fields[name], (*path, name))
+        if shape.kind is None:
+            fault = _unknown(item, shape.values, (*path, name))
+        elif name in fields:
+            fault = _unknown(item, fields[name], (*path, name))
         elif name != "type" or path:
-            yield Fault(
-                code=Refusal.FIELD_UNKNOWN,
-                field=_written((*path, name)),
-                expected=_nearest(name, path, hint, tuple(fields)),
-                found=shown(name),
-            )
+            return _unknown_field(name, path, shape.kind)
+        else:
+            fault = None
+        if fault is not None:
+            return fault
+    return None
 
 
-def _nearest(name: str, path: Path, hint: Any, fields: tuple[str, ...]) -> str:
-    """The name that was likely meant, here or further in; else all that could be."""
-    cut = name[:64].lower().replace("-", "_")
-    near = _closest(cut, fields, 50)
+def _unknown_field(name: str, path: Path, kind: type[Struct]) -> Fault:
+    near = _nearest(name[:64].lower().replace("-", "_"), kind)
+    return Fault(
+        code=Refusal.FIELD_UNKNOWN,
+        field=_written((*path, name)),
+        expected=f"a field of the contract, perhaps {_written((*path, *near))}"
+        if near
+        else "one of " + ", ".join(sorted(fields_of(kind))),
+        found=shown(name),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _nearest(name: str, kind: type[Struct]) -> Path:
+    """The way to the field of a struct that was likely meant, in it or further in; empty where there is none."""
+    near = _closest(name, tuple(fields_of(kind)), 50)
     if near is not None:
-        return f"a field of the contract, perhaps {_written((*path, near))}"
-    for kind, _ in _alternatives(hint):
-        if isinstance(kind, type) and issubclass(kind, Struct):
-            further = _further_in(kind)
-            near = _closest(cut, tuple(further), 70)
-            if near is not None:
-                return f"a field of the contract, perhaps {_written((*path, *further[near]))}"
-    return "one of " + ", ".join(sorted(fields))
+        return (near,)
+    further = _further_in(kind)
+    near = _closest(name, tuple(further), 70)
+    return () if near is None else further[near]
 
 
 def _closest(name: str, known: tuple[str, ...], least_pct: int) -> str | None:
@@ -489,72 +564,11 @@ def _index(known: tuple[str, ...]) -> tuple[Mapping[str, Sequence[str]], Mapping
 def _further_in(kind: type[Struct]) -> Mapping[str, Path]:
     """Fields of the fields, each with its path; of two with the same name the first."""
     found: dict[str, Path] = {}
-    for outer, hint in _hints(kind).items():
-        for each, _ in _alternatives(hint):
-            if isinstance(each, type) and issubclass(each, Struct):
-                for inner in _hints(each):
-                    found.setdefault(inner, (outer, inner))
+    for outer, hint in fields_of(kind).items():
+        inside = shape_of(hint).kind
+        for inner in () if inside is None else fields_of(inside):
+            found.setdefault(inner, (outer, inner))
     return found
-
-
-# Types at a path ----------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _hints(kind: type[Struct]) -> Mapping[str, Any]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: hints[name] for name in kind.__struct_fields__}
-
-
-def _alternatives(hint: Any) -> tuple[tuple[Any, Meta | None], ...]:
-    """The types of a union, null left out, each with its constraints."""
-    known = _KNOWN.get(id(hint))
-    if known is None:
-        known = _KNOWN[id(hint)] = (hint, tuple(_each_alternative(hint)))
-    return known[1]
-
-
-_KNOWN: Final[dict[int, tuple[Any, tuple[tuple[Any, Meta | None], ...]]]] = {}
-"""By identity: hashing a type of `typing` takes longer than all else here. The hint is held, so that its id stays."""
-
-
-def _each_alternative(hint: Any) -> Iterator[tuple[Any, Meta | None]]:
-    origin = typing.get_origin(hint)
-    if origin is Annotated:
-        base, *metas = typing.get_args(hint)
-        meta = next((each for each in metas if isinstance(each, Meta)), None)
-        for inner, own in _alternatives(base):
-            yield inner, own or meta
-    elif origin in {types.UnionType, typing.Union}:
-        for each in typing.get_args(hint):
-            if each is not type(None):
-                yield from _alternatives(each)
-    else:
-        yield hint, None
-
-
-def _fields_of(hint: Any, value: object) -> Mapping[str, Any] | None:
-    """Fields and their types where the hint holds a struct and the value is an object."""
-    if isinstance(value, dict):
-        for kind, _ in _alternatives(hint):
-            if isinstance(kind, type) and issubclass(kind, Struct):
-                return _hints(kind)
-    return None
-
-
-def _dict_hints(hint: Any) -> tuple[Any, Any]:
-    for kind, _ in _alternatives(hint):
-        if typing.get_origin(kind) is dict:
-            key, value = typing.get_args(kind)
-            return key, value
-    return object, object
-
-
-def _item_hint(hint: Any) -> Any:
-    for kind, _ in _alternatives(hint):
-        if typing.get_origin(kind) is tuple:
-            return typing.get_args(kind)[0]
-    return object
 
 
 def _fits(value: object, hint: Any) -> bool:
@@ -580,7 +594,7 @@ _TYPES: Final = {
 
 def _expected(said: str, hint: Any) -> str:
     """What should have been there, in words."""
-    kinds = _alternatives(hint)
+    kinds = shape_of(hint).alternatives
     for kind, meta in kinds:
         if isinstance(kind, type) and issubclass(kind, Enum):
             return "one of " + ", ".join(str(member.value) for member in kind)

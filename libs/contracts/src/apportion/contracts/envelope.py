@@ -46,7 +46,7 @@ class Undecodable(Struct, frozen=True, kw_only=True):
     """The name of the job, where one could still be read."""
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class Entry(Struct, frozen=True, kw_only=True, gc=False):
     """What a core folds: one message, its place in the stream, and who said it."""
 
     stream: Stream

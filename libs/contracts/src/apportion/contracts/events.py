@@ -38,12 +38,14 @@ from apportion.contracts.fields import (
     EnvName,
     Instant,
     JobName,
+    Key,
     Label,
     Micro,
     Milli,
     Name,
     Positive,
     Priority,
+    RequestName,
     Seconds,
     Text,
     Timestamp,
@@ -70,7 +72,7 @@ AGENT: Final = Author("node-agent")
 """Stands for the agent of whichever node the fact is about."""
 
 
-class Event(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+class Event(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True, gc=False):
     """What one message says. The envelope (who, when, in answer to what) is in its headers."""
 
 
@@ -93,13 +95,17 @@ class Wish(Event, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ANSWERED_BY: ClassVar[Author] = ADMISSION
 
 
-class SecretRef(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Part(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """A part of a request. It can hold no reference back to itself: the collector need not look at it."""
+
+
+class SecretRef(Part, frozen=True, kw_only=True):
     """A value that the node looks up, so that it never stands in a request."""
 
     secret: Label
 
 
-class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Workload(Part, frozen=True, kw_only=True):
     """What to run: an argument vector, never a shell line."""
 
     command: Annotated[tuple[Argument, ...], Meta(max_length=256)] = ()
@@ -109,7 +115,7 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     mounts: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
 
 
-class DeviceChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class DeviceChoice(Part, frozen=True, kw_only=True):
     """Which devices a job accepts; the order of ``models`` is its preference."""
 
     kind: Annotated[str, Meta(pattern=r"^[a-z]{1,16}$(?!\n)")] = "gpu"
@@ -119,7 +125,7 @@ class DeviceChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     min_compute_capability: Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9]$(?!\n)")] | None = None
 
 
-class Resources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Resources(Part, frozen=True, kw_only=True):
     """What each replica needs. Compute and memory of a share are asked independently, on the same device."""
 
     gpu: Annotated[int, Meta(ge=1, le=1024)] | None = None
@@ -137,7 +143,7 @@ class Resources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     cpu_bind: bool | None = None
 
 
-class Gang(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Gang(Part, frozen=True, kw_only=True):
     """Identical replicas that start all or none."""
 
     size: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -147,7 +153,7 @@ class Gang(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
     preferred: bool | None = None
 
 
-class Retry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Retry(Part, frozen=True, kw_only=True):
     """How often a failed job is tried again, and for which causes. Losing a node or being preempted costs nothing."""
 
     limit: Annotated[int, Meta(ge=0, le=100)] = 0
@@ -157,7 +163,7 @@ class Retry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     memory_factor_pct: Annotated[int, Meta(ge=100, le=400)] | None = None
 
 
-class ModelTraining(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class ModelTraining(Part, frozen=True, kw_only=True):
     """How a model is trained. What isn't said takes admission's default, and `JobAdmitted.sized` tells."""
 
     method: Word | None = None
@@ -171,7 +177,7 @@ class ModelTraining(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     data_parallel: Positive | None = None
 
 
-class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Model(Part, frozen=True, kw_only=True):
     """What the job runs, for admission to size: a known name, or a size, or an architecture; and how it is used."""
 
     name: Word | None = None
@@ -215,7 +221,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     global_every: Count | None = None
 
 
-class Elastic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Elastic(Part, frozen=True, kw_only=True):
     """How many replicas the job can do with."""
 
     min: Annotated[int, Meta(ge=1, le=1024)] | None = None
@@ -223,7 +229,7 @@ class Elastic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     step: Annotated[int, Meta(ge=1, le=1024)] | None = None
 
 
-class Sla(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Sla(Part, frozen=True, kw_only=True):
     """What an inference job promises its own users."""
 
     latency_ms: Positive | None = None
@@ -231,13 +237,13 @@ class Sla(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     rps: Positive | None = None
 
 
-class Bid(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Bid(Part, frozen=True, kw_only=True):
     """The most that a spot job pays."""
 
     max_price_micro_per_gpu_hour: Positive
 
 
-class Checkpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Checkpoint(Part, frozen=True, kw_only=True):
     """Where the job keeps what it has done, and how it is told to."""
 
     uri: Uri | None = None
@@ -257,23 +263,23 @@ class IsolationLevel(StrEnum):
     CONFIDENTIAL = "confidential"
 
 
-class Isolation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Isolation(Part, frozen=True, kw_only=True):
     """The least isolation that the job accepts."""
 
     level: IsolationLevel = IsolationLevel.NONE
 
 
-class Placement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Placement(Part, frozen=True, kw_only=True):
     """Where the job may run, by labels of nodes."""
 
-    required: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
-    preferred: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
+    required: Annotated[dict[Key, Text], Meta(max_length=32)] = {}
+    preferred: Annotated[dict[Key, Text], Meta(max_length=32)] = {}
     avoid_nodes: Annotated[tuple[Name, ...], Meta(max_length=256)] = ()
     site: Name | None = None
     network_segment: Name | None = None
 
 
-class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Runtime(Part, frozen=True, kw_only=True):
     """What the node's software must be at least."""
 
     min_driver: Version | None = None
@@ -289,7 +295,7 @@ class DataTier(StrEnum):
     COLD = "cold"
 
 
-class Data(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Data(Part, frozen=True, kw_only=True):
     """What the job reads."""
 
     inputs: Annotated[tuple[Uri, ...], Meta(max_length=64)] = ()
@@ -305,7 +311,7 @@ class DependencyCondition(StrEnum):
     ENDED = "ended"
 
 
-class Dependency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Dependency(Part, frozen=True, kw_only=True):
     """Another job of the tenant that has to end first."""
 
     job_id: Name
@@ -315,10 +321,10 @@ class Dependency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
 class JobRequested(Wish, frozen=True, kw_only=True, tag="JobRequested.v1"):
     """A tenant asks for a job. Written by any system that may; answered by JobAdmitted, JobRejected or JobDuplicate."""
 
-    queue: Name
+    queue: RequestName
     workload: Workload
     resources: Resources = Resources()
-    job_id: Name | None = None
+    job_id: RequestName | None = None
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=128, pattern=PLAIN)] | None = None
     tenant: Text | None = None
     """Where given it must equal the tenant of the subject; it grants nothing."""
@@ -345,8 +351,8 @@ class JobRequested(Wish, frozen=True, kw_only=True, tag="JobRequested.v1"):
     runtime: Runtime | None = None
     data: Data | None = None
     depends_on: Annotated[tuple[Dependency, ...], Meta(max_length=64)] = ()
-    labels: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
-    annotations: Annotated[dict[Label, Text], Meta(max_length=32)] = {}
+    labels: Annotated[dict[Key, Text], Meta(max_length=32)] = {}
+    annotations: Annotated[dict[Key, Text], Meta(max_length=32)] = {}
     external_uri: WebUri | None = None
     dry_run: bool = False
 

@@ -53,7 +53,13 @@ Text = Annotated[str, Meta(max_length=1024, extra_json_schema={"pattern": PLAIN}
 """Free text of at most 1,024 characters, without control characters."""
 Argument = Annotated[str, Meta(max_length=8192, extra_json_schema={"pattern": NO_NUL})]
 """One argument of a command: anything but NUL."""
-EnvName = Annotated[str, Meta(pattern=ENV_NAME, min_length=1, max_length=128)]
+# So do the names which nearly every request holds: the decoder checks their length, and `grammar` the rest.
+RequestName = Annotated[str, Meta(min_length=1, max_length=63, extra_json_schema={"pattern": NAME})]
+"""A Name, in a request for a job."""
+EnvName = Annotated[str, Meta(min_length=1, max_length=128, extra_json_schema={"pattern": ENV_NAME})]
+"""The name of a variable."""
+Key = Annotated[str, Meta(min_length=1, max_length=127, extra_json_schema={"pattern": LABEL})]
+"""The name under which an object holds a text: a Label."""
 Label = Annotated[str, Meta(pattern=LABEL, min_length=1, max_length=127)]
 JobName = Annotated[str, Meta(pattern=JOB_NAME, min_length=1, max_length=127)]
 """A tenant's name for a job, or with the tenant before it."""

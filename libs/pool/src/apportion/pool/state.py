@@ -19,6 +19,7 @@ States of a run::
 
 from collections.abc import Iterator
 from enum import StrEnum, unique
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -202,6 +203,11 @@ class Pool(Struct):
     """Author to the sequence of its newest claim."""
 
 
+MOVE_NOTHING: Final = frozenset({ev.JobRejected, ev.WishRejected, ev.JobDuplicate, ev.WishJudged})
+"""Answers that change nothing in the pool. They are known at once, as there may be very many: the branches below are
+tried one after the other, which takes longer than all else that is done for a refusal."""
+
+
 def evolve(pool: Pool, entry: Entry) -> Pool:
     """The pool after this fact, changed in place. What it doesn't know changes only ``seq``."""
     if entry.stream is not Stream.FACTS:
@@ -211,6 +217,8 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
     pool.seq = entry.seq
     pool.at = entry.recorded_at
     event = entry.event
+    if type(event) in MOVE_NOTHING:
+        return pool
     match event:
         case ev.LeaseClaimed():
             pool.leases[str(entry.author)] = entry.seq

@@ -237,6 +237,10 @@ class State:
         if entry.seq <= pool.seq:
             return  # delivered twice
         event = entry.event
+        if type(event) in pool_state.MOVE_NOTHING:
+            pool_state.evolve(pool, entry)
+            self._fold_own(entry, event)
+            return
         match event:
             case ev.RunStarted() | ev.RunFinished() | ev.RunReleased():
                 why = why_late(self.kept, event)
@@ -366,6 +370,10 @@ def _asked(entry: Entry, tenant: TenantId, identity: Identity | None) -> Asked |
     wish: ev.JobWish | None = None
     undecodable: Undecodable | None = None
     match event:
+        case Undecodable():  # first, as there may be very many
+            if entry.subject_type in _MONITORS:
+                return None
+            undecodable = event
         case ev.JobRequested(dry_run=True):
             wish = event
             # As it would be without: a dry run isn't taken for another request than the one that it tries.
@@ -381,8 +389,6 @@ def _asked(entry: Entry, tenant: TenantId, identity: Identity | None) -> Asked |
             | ev.QueueUpsertRequested()
         ):
             wish = event
-        case Undecodable() if entry.subject_type not in _MONITORS:
-            undecodable = event
         case _:
             return None
     return Asked(

@@ -4,6 +4,7 @@ Knows nothing of tenants, queues or other jobs; types, ranges and grammars were 
 A field that placer and agents can't honour yet is refused by name: silently ignoring it would change what was asked.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -23,6 +24,7 @@ from apportion.contracts.events import (
     JobSpec,
     SecretRef,
     Sized,
+    Workload,
 )
 from apportion.contracts.ids import QueueId
 from apportion.contracts.units import MILLI_PER_DEVICE
@@ -145,40 +147,19 @@ def job_spec(
 
     ``size`` is what ``sized`` said of the request's model.
     """
-    for refused in (_unsupported(request), _workload(request), _resources(request), _retry_and_gang(request)):
-        if refused is not None:
-            return refused
-    not_before_at, deadline_at = (_instant(request.not_before, "not_before"), _instant(request.deadline, "deadline"))
-    if isinstance(not_before_at, Refused):
-        return not_before_at
-    if isinstance(deadline_at, Refused):
-        return deadline_at
-    if deadline_at and deadline_at <= now:
-        return Refused(
-            code=Refusal.EXPIRED,
-            field="deadline",
-            expected="an instant that is still to come",
-            found=request.deadline or "",
-            hint="Ask with a later deadline, or without one.",
-        )
-    if deadline_at and not_before_at >= deadline_at:
-        return Refused(
-            code=Refusal.FIELD_CONFLICT,
-            field="not_before",
-            expected=f"an instant before the deadline, {request.deadline}",
-            found=request.not_before or "",
-            hint="Let the job start before it has to be done.",
-        )
+    refused = refusal(request, now)
+    if refused is not None:
+        return refused
     share = _isolated(request, _share(request, defaults.shares, size), defaults)
     if isinstance(share, Refused):
         return share
     service_class = request.service_class or SERVICE_CLASSES[request.workload.kind]
-    resources = request.resources
+    resources, env = request.resources, request.workload.env
     return JobSpec(
         queue=QueueId(request.queue),
         kind=request.workload.kind,
         command=request.workload.command,
-        env={name: value for name, value in request.workload.env.items() if isinstance(value, str)},
+        env={name: value for name, value in env.items() if isinstance(value, str)} if env else {},
         service_class=service_class,
         priority=500 if request.priority is None else request.priority,
         preemptible=service_class is not ServiceClass.ONLINE if request.preemptible is None else request.preemptible,
@@ -194,8 +175,8 @@ def job_spec(
         cpu_milli=resources.cpu_milli or 0,
         host_memory_mib=resources.memory_mib or 0,
         time_limit_s=request.time_limit_s or 0,
-        not_before_at=not_before_at,
-        deadline_at=deadline_at,
+        not_before_at=_instant(request.not_before),
+        deadline_at=_instant(request.deadline),
         retry_limit=request.retry.limit,
         retry_on=request.retry.on,
         backoff_s=request.retry.backoff_s,
@@ -208,32 +189,43 @@ def job_spec(
     )
 
 
-def _unsupported(request: JobRequested) -> Refused | None:
-    if _is_ordinary(request):
-        return None
-    for field, found in _asked_and_unsupported(request):
-        return Refused(
-            code=Refusal.NOT_SUPPORTED, field=field, expected=_INSTEAD.get(field, "nothing"), found=bounded(found)
-        )
-    return None
+def refusal(request: JobRequested, now: int) -> Refused | None:
+    """The first reason why the request can't be honoured, whoever sends it; None where it can."""
+    return None if _is_ordinary(request) else refusal_by_rules(request, now)
+
+
+def refusal_by_rules(request: JobRequested, now: int) -> Refused | None:
+    """The same, rule by rule."""
+    return (
+        _unsupported(request)
+        or _workload(request)
+        or _resources(request)
+        or _retry_and_gang(request)
+        or _instants(request, now)
+    )
+
+
+_NO_GANG: Final = JobRequested(queue="main", workload=Workload()).gang
+"""What a request that doesn't name a gang holds: the same object each time."""
 
 
 def _is_ordinary(request: JobRequested) -> bool:
-    """True where nothing is asked that could be unsupported: the cheap look at what nearly all requests are."""
-    workload, resources, gang = request.workload, request.resources, request.gang
+    """True where nothing is asked that could be refused: one look, at what nearly all requests are.
+
+    False says nothing yet. That the look lets nothing pass which the rules would refuse is for the tests to show.
+    """
+    workload, resources = request.workload, request.resources
+    command, env, mode, gpu, milli = workload.command, workload.env, resources.mode, resources.gpu, resources.gpu_milli
     return (
-        gang.min is None
-        and gang.topology_key is None
-        and gang.required is None
-        and gang.preferred is None
-        and workload.image is None
-        and resources.mig_profile is None
-        and resources.disk_mib is None
-        and resources.encoders is None
-        and resources.pcie_mbps is None
-        and resources.numa is None
-        and resources.cpu_bind is None
-        and resources.device is None
+        (milli is not None or gpu is not None or resources.gpu_memory_mib is not None)
+        and (milli is None or (gpu is None and mode is not Mode.EXCLUSIVE))
+        and mode is not Mode.MIG
+        and bool(command and command[0])
+        and request.gang is _NO_GANG
+        and not request.retry.on
+        and request.model is None
+        and request.not_before is None
+        and request.deadline is None
         and request.job_set is None
         and request.elastic is None
         and request.sla is None
@@ -242,10 +234,38 @@ def _is_ordinary(request: JobRequested) -> bool:
         and request.placement is None
         and request.runtime is None
         and request.data is None
-        and resources.mode is not Mode.MIG
-        and not (workload.mounts or request.depends_on)
-        and (not workload.env or all(isinstance(value, str) for value in workload.env.values()))
+        and not request.depends_on
+        and workload.image is None
+        and not workload.mounts
+        and resources.device is None
+        and resources.mig_profile is None
+        and resources.disk_mib is None
+        and resources.encoders is None
+        and resources.pcie_mbps is None
+        and resources.numa is None
+        and resources.cpu_bind is None
+        and (not env or _is_ordinary_env(env))
     )
+
+
+def _is_ordinary_env(env: Mapping[str, str | SecretRef]) -> bool:
+    for name, value in env.items():  # noqa: SIM110 - a generator would cost as much as all else that is looked at
+        if type(value) is not str or _is_reserved(name):
+            return False
+    return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_reserved(name: str) -> bool:
+    return name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES)
+
+
+def _unsupported(request: JobRequested) -> Refused | None:
+    for field, found in _asked_and_unsupported(request):
+        return Refused(
+            code=Refusal.NOT_SUPPORTED, field=field, expected=_INSTEAD.get(field, "nothing"), found=bounded(found)
+        )
+    return None
 
 
 _INSTEAD: Final[Mapping[str, str]] = {
@@ -334,7 +354,7 @@ def _workload(request: JobRequested) -> Refused | None:
             code=Refusal.FIELD_INVALID, field="workload.command[0]", expected="a program", found="an empty string"
         )
     for name in request.workload.env:
-        if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
+        if _is_reserved(name):
             return Refused(
                 code=Refusal.FIELD_INVALID,
                 field=f"workload.env.{name}",
@@ -476,21 +496,47 @@ def _retry_and_gang(request: JobRequested) -> Refused | None:
     return None
 
 
-def _instant(text: str | None, field: str) -> int | Refused:
+def _instants(request: JobRequested, now: int) -> Refused | None:
+    not_before_at, deadline_at = _instant(request.not_before), _instant(request.deadline)
+    for field, text, instant in (
+        ("not_before", request.not_before, not_before_at),
+        ("deadline", request.deadline, deadline_at),
+    ):
+        if instant < 0:
+            return Refused(
+                code=Refusal.FIELD_INVALID,
+                field=field,
+                expected="an instant in RFC 3339 between 1970 and 2262, such as 2026-09-01T12:00:00Z",
+                found=text or "",
+            )
+    if deadline_at and deadline_at <= now:
+        return Refused(
+            code=Refusal.EXPIRED,
+            field="deadline",
+            expected="an instant that is still to come",
+            found=request.deadline or "",
+            hint="Ask with a later deadline, or without one.",
+        )
+    if deadline_at and not_before_at >= deadline_at:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="not_before",
+            expected=f"an instant before the deadline, {request.deadline}",
+            found=request.not_before or "",
+            hint="Let the job start before it has to be done.",
+        )
+    return None
+
+
+def _instant(text: str | None) -> int:
+    """The instant that a text names; 0 for none, -1 where it names none that can be."""
     if text is None:
         return 0
     try:
         instant = instant_from_timestamp(text)
     except (ValueError, OverflowError):
-        instant = -1
-    if not 0 <= instant <= INSTANT_MAX:
-        return Refused(
-            code=Refusal.FIELD_INVALID,
-            field=field,
-            expected="an instant in RFC 3339 between 1970 and 2262, such as 2026-09-01T12:00:00Z",
-            found=text,
-        )
-    return instant
+        return -1
+    return instant if 0 <= instant <= INSTANT_MAX else -1
 
 
 class _Share(Struct, frozen=True, kw_only=True):
