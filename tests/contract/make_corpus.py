@@ -1004,16 +1004,8 @@ def resources() -> Iterator[dict[str, Any]]:
         "a gang's minimum above its size", request(gang={"size": 2, "min": 3}), rejected("FieldConflict", "gang.min")
     )
     for path, value, field in (
-        ("resources.mode", "mig", "resources.mode"),
-        ("resources.mig_profile", "1g.10gb", "resources.mig_profile"),
         ("resources.disk_mib", 1, "resources.disk_mib"),
-        ("resources.encoders", 1, "resources.encoders"),
-        ("resources.pcie_mbps", 1, "resources.pcie_mbps"),
-        ("resources.numa", "strict", "resources.numa"),
         ("resources.cpu_bind", True, "resources.cpu_bind"),
-        ("resources.device.vendor", "amd", "resources.device.vendor"),
-        ("resources.device.min_arch", "hopper", "resources.device.min_arch"),
-        ("resources.device.min_compute_capability", "9.0", "resources.device.min_compute_capability"),
         ("gang", {"size": 2, "min": 1}, "gang.min"),
         ("gang.topology_key", "rack", "gang.topology_key"),
         ("gang.required", True, "gang.required"),
@@ -1023,9 +1015,7 @@ def resources() -> Iterator[dict[str, Any]]:
         ("sla.latency_ms", 50, "sla.latency_ms"),
         ("bid.max_price_micro_per_gpu_hour", 1, "bid.max_price_micro_per_gpu_hour"),
         ("checkpoint.uri", "s3://bucket/x", "checkpoint.uri"),
-        ("placement.required", {"rack": "a"}, "placement.required"),
-        ("placement.avoid_nodes", ["node-1"], "placement.avoid_nodes"),
-        ("runtime.min_cuda", "12.4", "runtime.min_cuda"),
+        ("runtime.framework", "torch", "runtime.framework"),
         ("data.inputs", ["s3://bucket/x"], "data.inputs"),
         ("depends_on", [{"job_id": "other"}], "depends_on"),
         ("workload.mounts", ["/data"], "workload.mounts"),

@@ -18,6 +18,7 @@ from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import ADMISSION, PLACER, Author, JobId, NodeId, PoolId, agent_author
 from apportion.contracts.testing import a_job, a_node, a_queue
 from apportion.placer import core
+from apportion.placer.__main__ import main
 from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.health import probe
 from apportion.runtime.stream import Bus, Lease
@@ -195,3 +196,10 @@ async def until_follows(data_dir: Path) -> None:
                 if is_ready and json.loads(said)["role"] == "standby":
                     return
             await asyncio.sleep(0.05)
+
+
+def test_a_pool_does_not_keep_memory_back_and_oversubscribe_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The two settings say opposite things of the same memory."""
+    argv = ["--pool", "p", "--memory-buffer-pct", "10", "--memory-oversubscribe-pct", "120"]
+    assert main(argv) == 2
+    assert "expected 0 beside memory_oversubscribe_pct 120, found 10" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from apportion.contracts import events as ev
 from apportion.contracts.causes import DeviceHealth, Mode, Pending, QueueOrder, RunCause, ServiceClass, StopCause
 from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, agent_author, attempt_of_run
-from apportion.contracts.testing import NOON, a_device, a_job, a_node, a_queue, as_fact
+from apportion.contracts.testing import NOON, a_board, a_device, a_job, a_node, a_queue, as_fact
 from apportion.placer import core
 from apportion.placer.rooms import NodeRoom
 from apportion.placer.state import S, State
@@ -37,6 +37,7 @@ class NodeLedger:
     devices: dict[DeviceUuid, ev.Device]
     cpu_milli: int
     memory_mib: int
+    labels: dict[str, str]
     epoch: int = 0
     is_fenced: bool = False
     is_suspected: bool = False
@@ -125,6 +126,17 @@ class World:
                 spec |= {"mode": (Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE, None)[(dice >> 15) % 4]}
             case 4:
                 spec |= {"devices": (dice >> 15) % 2}
+                spec |= ({}, {"required": {"rack": "a"}}, {"avoid_nodes": ("node-0",)}, {"preferred": {"rack": "b"}})[
+                    (dice >> 16) % 4
+                ]
+                spec |= ({}, {"encoders": 40})[spec["devices"] and (dice >> 18) % 2]
+            case 5:
+                spec |= (
+                    {"modes": (Mode.MIG, Mode.EXCLUSIVE)},
+                    {"modes": (Mode.MPS, Mode.MIG, Mode.TIMESLICE)},
+                    {"mode": Mode.MIG},
+                    {"mode": Mode.MIG, "mig_profile": ("1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb")[(dice >> 17) % 4]},
+                )[(dice >> 15) % 4]
             case _:
                 pass
         admitted = a_job(name, tenant=tenant, **spec)
@@ -145,11 +157,18 @@ class World:
                 (Mode.EXCLUSIVE,),
             )[(dice >> 4) % 3]
             devices = [
-                a_device(i, node=node_id, model=model, memory_mib=MEMORY[model], modes=modes)
+                a_device(i, node=node_id, model=model, memory_mib=MEMORY[model], modes=modes, encoders=100)
                 for i in range(1 + (dice >> 6) % 3)
             ]
+            if (dice >> 9) % 3 == 0:
+                foreign = (ev.MigInstance(uuid="MIG-1", profile="1g.10gb", start=3, size=1),) * ((dice >> 11) % 2)
+                devices = [
+                    msgspec.structs.replace(device, memory_mib=80_984, modes=(Mode.MIG,), mig=a_board(foreign=foreign))
+                    for device in devices
+                ]
             cpu = (8000, 64_000)[(dice >> 8) % 2]
-            ledger = self.nodes[node_id] = NodeLedger({device.uuid: device for device in devices}, cpu, 256_000)
+            labels = {"rack": "ab"[number % 2]}
+            ledger = self.nodes[node_id] = NodeLedger({device.uuid: device for device in devices}, cpu, 256_000, labels)
         ledger.is_fenced = ledger.is_suspected = False
         ledger.sick.clear()
         self.tell(
@@ -159,6 +178,7 @@ class World:
                 devices=tuple(ledger.devices.values()),
                 cpu_milli=ledger.cpu_milli,
                 memory_mib=ledger.memory_mib,
+                labels=ledger.labels,
             )
         )
 
@@ -230,7 +250,7 @@ class World:
                         job_id=job_id, before=spec.priority, priority=after.priority, actor="user:eva", answers=1
                     )
                 )
-            case 5 if spec.devices == 1 and spec.mode is not Mode.EXCLUSIVE:
+            case 5 if spec.devices == 1 and spec.mode is not Mode.EXCLUSIVE and not spec.mig_profile:
                 after = msgspec.structs.replace(
                     spec, compute_milli=(100, 400, 900)[(dice >> 8) % 3], memory_mib=(5_000, 30_000)[(dice >> 10) % 2]
                 )
@@ -370,6 +390,8 @@ class World:
         assert placed.candidates[0].score == max(each.score for each in placed.candidates) or self.is_limited(spec)
         node = self.nodes[placed.node_id]
         assert node.is_usable
+        assert placed.node_id not in spec.avoid_nodes
+        assert all(node.labels[name] == value for name, value in spec.required.items())
         assert placed.node_epoch == node.epoch
         self.runs[placed.run_id] = placed
         self.live[placed.run_id] = "placed"
@@ -383,10 +405,14 @@ class World:
             assert not spec.models or device.model in spec.models
             assert piece.mode in device.modes
             assert spec.mode in {None, piece.mode}
-            assert piece.compute_milli >= spec.compute_milli
-            assert piece.memory_mib >= (spec.memory_mib or device.memory_mib)
+            assert not spec.modes or piece.mode in spec.modes
+            if not spec.mig_profile:
+                assert piece.compute_milli >= spec.compute_milli
+                assert piece.memory_mib >= (spec.memory_mib or device.memory_mib * 97 // 100)
+            self.check_partition(spec, piece, device, here)
             beside = [other for run in here for other in run.slices if other.device_uuid == piece.device_uuid]
             assert sum(other.compute_milli for other in beside) <= device.compute_milli
+            assert sum(other.encoders for other in beside) <= device.encoders
             assert sum(other.memory_mib for other in beside) <= device.memory_mib
             assert {other.mode for other in beside} == {piece.mode}
             if piece.mode is Mode.EXCLUSIVE or spec.devices > 1:
@@ -395,6 +421,25 @@ class World:
                 tenants = {run.tenant for run in here for other in run.slices if other.device_uuid == piece.device_uuid}
                 assert tenants == {placed.tenant}
         self.check_limits(spec.queue)
+
+    def check_partition(self, spec: ev.JobSpec, piece: ev.Slice, device: ev.Device, here: list[ev.RunPlaced]) -> None:
+        """A MIG instance lies where its profile may, and over nothing else."""
+        assert (piece.mode is Mode.MIG) == (device.mig is not None) == (piece.mig is not None)
+        if device.mig is None or piece.mig is None:
+            return
+        profile = next(each for each in device.mig.profiles if each.name == piece.mig.profile)
+        assert spec.mig_profile in {"", profile.name}
+        assert piece.mig.start in profile.starts
+        assert piece.mig.size == profile.size
+        spans = [(each.start, each.size) for each in device.mig.foreign]
+        spans += [
+            (other.mig.start, other.mig.size)
+            for run in here
+            for other in run.slices
+            if other.device_uuid == piece.device_uuid and other.mig is not None
+        ]
+        taken = [unit for start, size in spans for unit in range(start, start + size)]
+        assert len(taken) == len(set(taken)), "instances never overlap"
 
     def is_limited(self, spec: ev.JobSpec) -> bool:
         return spec.queue in self.queues or self.state.settings.reserve_after_s >= 0
@@ -457,7 +502,9 @@ def test_whatever_happens_nothing_is_oversold(
 def plain(room: NodeRoom) -> tuple[Any, ...]:
     """The room by its contents: a kind is one object only within one state."""
     kind = room.kind
-    return (*msgspec.structs.astuple(msgspec.structs.replace(room, kind=None)), kind.cpu_milli, kind.devices)
+    devices = tuple(msgspec.structs.replace(device, kind=None) for device in room.devices)
+    kinds = [[getattr(device, name) for name in device.__slots__ if name != "board"] for device in kind.devices]
+    return (*msgspec.structs.astuple(msgspec.structs.replace(room, kind=None, devices=devices)), kind.cpu_milli, kinds)
 
 
 @settings(max_examples=60, deadline=None)

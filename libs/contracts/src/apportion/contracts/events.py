@@ -123,6 +123,8 @@ class DeviceChoice(Part, frozen=True, kw_only=True):
     models: Annotated[tuple[Name, ...], Meta(max_length=32)] = ()
     min_arch: Name | None = None
     min_compute_capability: Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9]$(?!\n)")] | None = None
+    linked: bool | None = None
+    """Whether the devices of a replica must reach each other over fast links (NVLink); they do so where they can."""
 
 
 class Resources(Part, frozen=True, kw_only=True):
@@ -591,6 +593,27 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     isolation: IsolationLevel = IsolationLevel.NONE
     """What was asked or what its tenant is bound to, whichever is more; `modes` and `dedicated` are how it is given."""
     models: tuple[str, ...] = ()
+    """Accepted models, the preferred one first; empty means any."""
+    device_kind: str = "gpu"
+    vendor: str = ""
+    min_arch: str = ""
+    """One of ``units.ARCHITECTURES``: this one or a later."""
+    min_compute_capability: str = ""
+    min_driver: str = ""
+    min_cuda: str = ""
+    required: dict[str, str] = {}
+    """Labels that the node must have; ``site`` and ``network_segment`` are labels of those names."""
+    preferred: dict[str, str] = {}
+    avoid_nodes: tuple[str, ...] = ()
+    numa: str = ""
+    """``preferred`` or ``strict``: whether all devices of a replica are on one NUMA node."""
+    linked: bool = False
+    """All devices of a replica are in one link group."""
+    mig_profile: str = ""
+    encoders: int = 0
+    """Percent of each device's encoding capacity."""
+    pcie_mbps: int = 0
+    """Megabits a second of each device's link to its host."""
     cpu_milli: int = 0
     host_memory_mib: int = 0
     time_limit_s: int = 0
@@ -937,6 +960,9 @@ class Slice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: Mode
     mig: MigPlacement | None = None
     """Of a slice in MIG mode: the instance that the agent makes at exactly this place."""
+    encoders: int = 0
+    """Booked and not enforced, like the next one: percent of the device's encoding capacity."""
+    pcie_mbps: int = 0
 
 
 class Candidate(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -1001,6 +1027,10 @@ class JobPendingReasonChanged(Fact, frozen=True, kw_only=True, tag="JobPendingRe
     """Why nodes are out: reason to count."""
     since_at: Instant
     hint: str = ""
+    start_low_at: Instant = 0
+    """When it may start at the soonest, as runs that hold what it needs are expected to end; 0: nobody can say."""
+    start_high_at: Instant = 0
+    """When its turn has come at the latest, as those runs end by their time limits; 0: nobody can say."""
 
 
 class MigProfile(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -1069,6 +1099,10 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """H.264 encoding capacity that is free, in percent of the board's; 0 where it has no encoder."""
     mig: Mig | None = None
     """None where the device can't be partitioned."""
+    kind: str = "gpu"
+    vendor: str = "nvidia"
+    link_group: str = ""
+    """Devices of a node with equal groups reach each other over fast links; empty: over the bus alone."""
 
 
 class NodeRegistered(Fact, frozen=True, kw_only=True, tag="NodeRegistered.v1"):

@@ -14,6 +14,8 @@ from apportion.contracts.events import (
     JobAdmitted,
     JobRequested,
     JobSpec,
+    Mig,
+    MigProfile,
     NodeRegistered,
     QueueUpserted,
     Resources,
@@ -75,6 +77,32 @@ def a_device(index: int = 0, *, node: str = "node-1", **changes: Any) -> Device:
         modes=(Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE),
     )
     return msgspec.structs.replace(base, **changes)
+
+
+def a_board(**changes: Any) -> Mig:
+    """What an H100 with 80 GB can be cut into, MIG mode on."""
+    rows = (
+        ("1g.10gb", (0, 1, 2, 3, 4, 5, 6), 1, 1, 9_984, 7),
+        ("1g.10gb+me", (0, 1, 2, 3, 4, 5, 6), 1, 1, 9_984, 1),
+        ("1g.20gb", (0, 2, 4, 6), 2, 1, 20_096, 4),
+        ("2g.20gb", (0, 2, 4), 2, 2, 20_096, 3),
+        ("3g.40gb", (0, 4), 4, 3, 40_192, 2),
+        ("4g.40gb", (0,), 4, 4, 40_192, 1),
+        ("7g.80gb", (0,), 8, 7, 81_152, 1),
+    )
+    profiles = tuple(
+        MigProfile(
+            name=name,
+            starts=starts,
+            size=size,
+            memory_mib=memory_mib,
+            sms=16 * compute,
+            compute_slices=compute,
+            instances_max=most,
+        )
+        for name, starts, size, compute, memory_mib, most in rows
+    )
+    return msgspec.structs.replace(Mig(enabled=True, memory_slices=8, compute_slices=7, profiles=profiles), **changes)
 
 
 def a_node(name: str = "node-1", *, devices: int = 2, **changes: Any) -> NodeRegistered:

@@ -105,6 +105,7 @@ class NodeView(Struct):
     simulated: bool = False
     labels: dict[str, str] = {}
     driver_version: str = ""
+    cuda_version: str = ""
     drain_deadline_at: int = 0
     changed_seq: int = 0
     """Sequence of the last fact that changed what fits here."""
@@ -541,6 +542,7 @@ def _registered(pool: Pool, entry: Entry, event: ev.NodeRegistered) -> None:
     node.simulated = event.simulated
     node.labels = event.labels
     node.driver_version = event.driver_version
+    node.cuda_version = event.cuda_version
     devices: dict[DeviceUuid, DeviceView] = {}
     for device in event.devices:
         view = node.devices.get(device.uuid)

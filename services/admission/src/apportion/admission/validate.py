@@ -14,11 +14,11 @@ from msgspec import Struct
 from apportion.admission.model_spec import ModelSpecInvalid, parse_model
 from apportion.admission.refusals import Refused, bounded
 from apportion.admission.sizing import METHOD_VERSION, Parts, estimate
+from apportion.admission.where import Demands, demands_of, share_of_profile
 from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, WorkloadKind
 from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.diagnosis import shown
 from apportion.contracts.events import (
-    DeviceChoice,
     IsolationLevel,
     JobRequested,
     JobSpec,
@@ -46,7 +46,7 @@ SERVICE_CLASSES: Final[Mapping[WorkloadKind, ServiceClass]] = {
     WorkloadKind.INTERACTIVE: ServiceClass.STANDARD,
     WorkloadKind.HPC: ServiceClass.STANDARD,
 }
-MODES_SUPPORTED: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE)
+MODES_SUPPORTED: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE, Mode.MIG)
 NO_RETRY_CAUSES: Final = (RunCause.SUCCESS, RunCause.CANCELLED)
 """Ends after which nobody can want another attempt."""
 GRACE_S_DEFAULT: Final = 10
@@ -150,7 +150,10 @@ def job_spec(
     refused = refusal(request, now)
     if refused is not None:
         return refused
-    share = _isolated(request, _share(request, defaults.shares, size), defaults)
+    demands = demands_of(request)
+    if isinstance(demands, Refused):
+        return demands
+    share = _isolated(request, _share(request, demands, defaults.shares, size), defaults)
     if isinstance(share, Refused):
         return share
     service_class = request.service_class or SERVICE_CLASSES[request.workload.kind]
@@ -171,7 +174,21 @@ def job_spec(
         modes=share.modes,
         dedicated=share.dedicated,
         isolation=share.isolation,
-        models=() if resources.device is None else resources.device.models,
+        models=demands.models,
+        device_kind=demands.device_kind if share.devices else "gpu",
+        vendor=demands.vendor,
+        min_arch=demands.min_arch,
+        min_compute_capability=demands.min_compute_capability,
+        min_driver=demands.min_driver,
+        min_cuda=demands.min_cuda,
+        required=demands.required,
+        preferred=demands.preferred,
+        avoid_nodes=demands.avoid_nodes,
+        numa=demands.numa,
+        linked=demands.linked,
+        mig_profile=demands.mig_profile,
+        encoders=demands.encoders,
+        pcie_mbps=demands.pcie_mbps,
         cpu_milli=resources.cpu_milli or 0,
         host_memory_mib=resources.memory_mib or 0,
         time_limit_s=request.time_limit_s or 0,
@@ -270,9 +287,6 @@ def _unsupported(request: JobRequested) -> Refused | None:
 
 _INSTEAD: Final[Mapping[str, str]] = {
     "workload.image": "workload.command, a program that the nodes have",
-    "resources.mode": "exclusive, mps or timeslice",
-    "resources.device.kind": "gpu or cpu",
-    "resources.device.vendor": "nvidia",
     "gang.min": "the gang's size, or nothing",
 }
 
@@ -287,22 +301,10 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
             yield f"workload.env.{name}", f"secret {value.secret}"
     if workload.mounts:
         yield "workload.mounts", f"{len(workload.mounts)} mounts"
-    if resources.mode is Mode.MIG:
-        yield "resources.mode", "mig"
-    if resources.mig_profile is not None:
-        yield "resources.mig_profile", resources.mig_profile
     if resources.disk_mib:
         yield "resources.disk_mib", str(resources.disk_mib)
-    if resources.encoders:
-        yield "resources.encoders", str(resources.encoders)
-    if resources.pcie_mbps:
-        yield "resources.pcie_mbps", str(resources.pcie_mbps)
-    if resources.numa not in {None, "none"}:
-        yield "resources.numa", str(resources.numa)
     if resources.cpu_bind:
         yield "resources.cpu_bind", "true"
-    if resources.device is not None:
-        yield from _device_unsupported(resources.device)
     if gang.min is not None and gang.min < gang.size:
         yield "gang.min", str(gang.min)
     if gang.topology_key is not None:
@@ -313,7 +315,9 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "gang.preferred", "true"
     if request.job_set is not None:
         yield "job_set", request.job_set
-    for field in ("elastic", "sla", "bid", "checkpoint", "placement", "runtime", "data"):
+    if request.runtime is not None and request.runtime.framework is not None:
+        yield "runtime.framework", request.runtime.framework
+    for field in ("elastic", "sla", "bid", "checkpoint", "data"):
         yield from _parts_asked(field, getattr(request, field))
     if request.depends_on:
         yield "depends_on", f"{len(request.depends_on)} jobs"
@@ -327,17 +331,6 @@ def _parts_asked(field: str, asked: Struct | None) -> Iterator[tuple[str, str]]:
         value = getattr(asked, part)
         if value not in {None, ()} if isinstance(value, str | int | tuple | None) else bool(value):
             yield f"{field}.{part}", shown(value if isinstance(value, str | int) else msgspec.to_builtins(value))
-
-
-def _device_unsupported(device: DeviceChoice) -> Iterator[tuple[str, str]]:
-    if device.kind not in {"gpu", "cpu"}:
-        yield "resources.device.kind", device.kind
-    if device.vendor not in {None, "nvidia"}:
-        yield "resources.device.vendor", str(device.vendor)
-    if device.min_arch is not None:
-        yield "resources.device.min_arch", device.min_arch
-    if device.min_compute_capability is not None:
-        yield "resources.device.min_compute_capability", device.min_compute_capability
 
 
 def _workload(request: JobRequested) -> Refused | None:
@@ -389,11 +382,11 @@ def _resources(request: JobRequested) -> Refused | None:
         conflict = _parallel(request, request.model.tensor_parallel)
         if conflict is not None:
             return conflict
-    if request.model is None and all(share is None for share in shares):
+    if request.model is None and resources.mig_profile is None and all(share is None for share in shares):
         return Refused(
             code=Refusal.FIELD_MISSING,
             field="resources.gpu",
-            expected="one of resources.gpu, resources.gpu_milli, resources.gpu_memory_mib and model",
+            expected="one of resources.gpu, gpu_milli, gpu_memory_mib, mig_profile (all in resources) and model",
             found="none of them",
             hint="Say how many devices or which share of one; a job without any says resources.device.kind: cpu.",
         )
@@ -554,8 +547,13 @@ class _Share(Struct, frozen=True, kw_only=True):
     """The request didn't say how much compute it wants."""
 
 
-def _share(request: JobRequested, defaults: Mapping[WorkloadKind, ShareDefaults], size: Sized | None) -> _Share:
+def _share(
+    request: JobRequested, demands: Demands, defaults: Mapping[WorkloadKind, ShareDefaults], size: Sized | None
+) -> _Share:
     """Devices per replica, milli-GPU and MiB of each, and the mode."""
+    if demands.mig_profile:
+        least_milli, least_mib = share_of_profile(demands.mig_profile)
+        return _Share(devices=1, compute_milli=least_milli, memory_mib=least_mib, mode=Mode.MIG)
     resources = request.resources
     gpu, milli, memory_mib = resources.gpu, resources.gpu_milli, resources.gpu_memory_mib
     if size is not None:

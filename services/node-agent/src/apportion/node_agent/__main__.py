@@ -7,6 +7,7 @@ agent finds them again.
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -19,6 +20,7 @@ from msgspec import Meta
 from apportion.contracts import subjects
 from apportion.contracts.causes import DeviceHealth, Mode
 from apportion.contracts.events import Slice
+from apportion.contracts.fields import LABEL
 from apportion.contracts.ids import JobId, NodeId, PoolId, RunId, agent_author, job_of_run
 from apportion.contracts.units import MILLI_PER_DEVICE
 from apportion.node_agent import core
@@ -48,6 +50,7 @@ from apportion.runtime.stream import Bus
 SERVICE: Final = "node-agent"
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RECLAIM_PAUSE_S: Final = 2.0
+LABEL_VALUE_MAX: Final = 1024
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +60,8 @@ class AgentSettings(Common, frozen=True, kw_only=True):
 
     node_id: Name
     """Which node of the pool this is."""
+    labels: str = ""
+    """What jobs may require of this node's place, as name=value,…: `site=oslo,rack=r7`."""
     simulated_devices: Annotated[int, Meta(ge=0, le=64)] = 0
     """How many devices to simulate; 0: this machine's own, by its driver."""
     simulated_profile: Name = "h200"
@@ -85,11 +90,25 @@ class AgentRefused(Exception):
     exit_code = 2
 
 
+def labels_of(text: str) -> dict[str, str]:
+    """The labels that the setting says. Raises SettingsInvalid."""
+    labels = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not equals or not re.match(LABEL, name) or not value or len(value) > LABEL_VALUE_MAX:
+            raise SettingsInvalid(
+                where="labels", key="labels", expected="name=value,… such as site=oslo,rack=r7", found=repr(part)
+            )
+        labels[name] = value
+    return labels
+
+
 class Agent:
     """One node's agent, from start to exit."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
+        self._labels = labels_of(settings.labels)
         self._node = NodeId(settings.node_id)
         self._pool = PoolId(settings.pool)
         self._state_dir = settings.data_dir.absolute() / "nodes" / settings.node_id
@@ -268,6 +287,7 @@ class Agent:
             is_simulated=self._simulated is not None,
             env=self._node_env(),
             foreign=mig.foreign,
+            labels=self._labels,
         )
 
     async def _follow_inventory(
@@ -411,11 +431,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``apportion-node-agent``."""
     try:
         settings = from_command_line(AgentSettings, SERVICE, sys.argv[1:] if argv is None else argv).settings
+        agent = Agent(settings)
     except SettingsInvalid as err:
         print(err, file=sys.stderr)
         return err.exit_code
     os.umask(0o077)
-    return run_service(Agent(settings).run)
+    return run_service(agent.run)
 
 
 if __name__ == "__main__":

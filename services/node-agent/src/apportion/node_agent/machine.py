@@ -6,7 +6,7 @@ A mode is offered only where its means were found; nothing is assumed from a dri
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from apportion.contracts.units import mib_from_bytes
 from apportion.node_agent.capabilities import probe
 from apportion.node_agent.core import Inventory
 from apportion.node_agent.enforce.mps import CONTROL
-from apportion.node_agent.nvml import DeviceInfo, Devices
+from apportion.node_agent.nvml import LINK_SWITCH, DeviceInfo, Devices
 from apportion.node_agent.nvml_mig import MigState
 from apportion.node_agent.simgpu.profiles import profiles
 
@@ -40,15 +40,21 @@ def inventory_of(
     is_simulated: bool,
     env: Mapping[str, str] | None = None,
     foreign: Foreign | None = None,
+    labels: dict[str, str] | None = None,
 ) -> Inventory:
     """The machine as its probes find it now. Blocks for some tens of milliseconds, as a tool is asked."""
     driver = devices.driver()
     modes = _modes(path)
-    found = tuple(_device(info, modes, _mig(devices, info, foreign)) for info in devices.inventory())
+    infos = devices.inventory()
+    groups = link_groups(infos)
+    found = tuple(
+        _device(info, modes, _mig(devices, info, foreign), group) for info, group in zip(infos, groups, strict=True)
+    )
     return Inventory(
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         devices=found,
         cpu_milli=SIMULATED_CPU_MILLI * len(found) if is_simulated else 1000 * len(os.sched_getaffinity(0)),
+        labels=labels or {},
         memory_mib=SIMULATED_MEMORY_MIB * len(found) if is_simulated else _host_memory_mib(),
         driver_version=driver.driver_version,
         simulated=is_simulated,
@@ -81,7 +87,7 @@ def model_of(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia ")).strip("-")[:63] or "unknown"
 
 
-def _device(info: DeviceInfo, modes: tuple[Mode, ...], mig: Mig | None) -> Device:
+def _device(info: DeviceInfo, modes: tuple[Mode, ...], mig: Mig | None, link_group: str) -> Device:
     major, minor = info.compute_capability
     return Device(
         uuid=info.uuid,
@@ -101,7 +107,28 @@ def _device(info: DeviceInfo, modes: tuple[Mode, ...], mig: Mig | None) -> Devic
         nvlinks=info.nvlinks,
         encoders=info.encoder_percent,
         mig=mig,
+        link_group=link_group,
     )
+
+
+def link_groups(infos: Sequence[DeviceInfo]) -> list[str]:
+    """For each device the group that it reaches over NVLink: named after its first device, empty where it has none.
+
+    All that hang on the switch are one group; without one, those that are linked device by device.
+    """
+    group = list(range(len(infos)))
+    first_on_switch: int | None = None
+    for at, info in enumerate(infos):
+        for other, found in enumerate(infos[:at]):
+            if found.pci_bus_id in info.link_peers or info.pci_bus_id in found.link_peers:
+                joined, left = group[other], group[at]
+                group = [joined if each == left else each for each in group]
+        if LINK_SWITCH in info.link_peers:
+            if first_on_switch is not None:
+                group[at] = group[first_on_switch]
+            else:
+                first_on_switch = at
+    return [f"nvlink-{first}" if group.count(first) > 1 else "" for first in group]
 
 
 def _mig(devices: Devices, info: DeviceInfo, foreign: Foreign | None) -> Mig | None:

@@ -40,6 +40,7 @@ _ARCHITECTURES: Final = {
     if name.startswith("NVML_DEVICE_ARCH_")
 }
 
+LINK_SWITCH: Final = "switch"
 COMPUTE_MODE_DEFAULT: Final = "default"
 COMPUTE_MODE_PROHIBITED: Final = "prohibited"
 COMPUTE_MODE_EXCLUSIVE: Final = "exclusive_process"
@@ -84,6 +85,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     pcie_lanes: int
     nvlinks: int
     """Links that are up."""
+    link_peers: tuple[str, ...]
+    """What they lead to: LINK_SWITCH, bus ids of devices, or an empty text where the driver doesn't say."""
     encoder_percent: int
     """H.264 encoding capacity that is free."""
 
@@ -351,6 +354,7 @@ class Devices:
         capability = self._call("nvmlDeviceGetCudaComputeCapability", handle)
         memory = self._call("nvmlDeviceGetMemoryInfo", handle, self._nvml.nvmlMemory_v2)
         mig = self._optional("nvmlDeviceGetMigMode", handle)
+        peers = self._link_peers(handle)
         architecture = int(self._call("nvmlDeviceGetArchitecture", handle))
         bus_id = self._call("nvmlDeviceGetPciInfo_v3", handle).busId
         words = self._optional("nvmlDeviceGetCpuAffinity", handle, _CPU_WORDS) or ()
@@ -377,21 +381,33 @@ class Devices:
             is_mig_enabled=mig is not None and int(mig[0]) == self._nvml.NVML_DEVICE_MIG_ENABLE,
             pcie_generation=self._optional("nvmlDeviceGetMaxPcieLinkGeneration", handle) or 0,
             pcie_lanes=self._optional("nvmlDeviceGetMaxPcieLinkWidth", handle) or 0,
-            nvlinks=self._nvlinks(handle),
+            nvlinks=len(peers),
+            link_peers=tuple(sorted(set(peers))),
             encoder_percent=self._optional("nvmlDeviceGetEncoderCapacity", handle, self._nvml.NVML_ENCODER_QUERY_H264)
             or 0,
         )
 
-    def _nvlinks(self, handle: Any) -> int:
-        up = 0
+    def _link_peers(self, handle: Any) -> list[str]:
+        """What is at the other end of each link that is up: LINK_SWITCH, a PCI bus id, or nothing that is known."""
+        peers = []
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
             try:
-                up += int(self._call("nvmlDeviceGetNvLinkState", handle, link))
+                if int(self._call("nvmlDeviceGetNvLinkState", handle, link)):
+                    peers.append(self._link_peer(handle, link))
             except NvmlFailed as failure:
                 if failure.code in _MISSING or failure.code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                     break  # Beyond the board's last link.
                 raise
-        return up
+        return peers
+
+    def _link_peer(self, handle: Any, link: int) -> str:
+        kind = self._optional("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+            return LINK_SWITCH
+        if kind != pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
+            return ""
+        bus_id = self._call("nvmlDeviceGetNvLinkRemotePciInfo_v2", handle, link).busId
+        return bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)
 
     def memory_limits_answer(self, cgroup: str) -> str:
         """How the driver answers a question for a cgroup's device memory limits: ``ok``, or the error's name."""

@@ -40,6 +40,12 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """Who may share an MPS device, where one client's fault ends the others: everybody, or jobs of one tenant."""
     reserve_after_s: Annotated[int, Meta(ge=-1, le=2_147_483_647)] = _DEFAULT.reserve_after_s
     """Seconds after which nodes are kept for the first job that is blocked; -1: never."""
+    runs_per_device_max: Annotated[int, Meta(ge=0, le=1024)] = _DEFAULT.runs_per_device_max
+    """Runs that share a device, at most; 0: three for each core of its node."""
+    memory_buffer_pct: Annotated[int, Meta(ge=0, le=90)] = _DEFAULT.memory_buffer_pct
+    """Percent of a shared device's memory that nobody may book; not beside oversubscription."""
+    memory_oversubscribe_pct: Annotated[int, Meta(ge=100, le=400)] = _DEFAULT.memory_oversubscribe_pct
+    """Percent of a shared device's memory that may be booked: above 100 more than there is, at the tenants' risk."""
 
     def config(self) -> dict[str, int | str]:
         """The settings that decisions depend on, as the claim states them."""
@@ -111,6 +117,15 @@ def _settings(argv: Sequence[str]) -> PlacerSettings:
                 raise SettingsInvalid(where=loaded.origins[key], key=key, expected=expected, found=repr(policy))
         if len(named) != parts:
             raise SettingsInvalid(where=loaded.origins[key], key=key, expected="queue=policy, ...", found=repr(text))
+    settings = loaded.settings
+    if settings.memory_buffer_pct and settings.memory_oversubscribe_pct != _DEFAULT.memory_oversubscribe_pct:
+        raise SettingsInvalid(
+            where=loaded.origins["memory_buffer_pct"],
+            key="memory_buffer_pct",
+            expected=f"0 beside memory_oversubscribe_pct {settings.memory_oversubscribe_pct}",
+            found=str(settings.memory_buffer_pct),
+            hint="A pool keeps memory back, or books more than it has: never both.",
+        )
     return loaded.settings
 
 

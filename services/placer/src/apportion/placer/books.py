@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from apportion.contracts.ids import QueueId
-from apportion.placer.rooms import Demand, NodeRoom
+from apportion.placer.rooms import Demand, NodeRoom, amounts_on, is_sized
 from apportion.pool import quota
 from apportion.pool.quota import Amounts, QueueView
 
@@ -57,10 +57,10 @@ class Books:
 
     def is_open(self, queue: QueueId, demand: Demand) -> bool:
         """Whether a limit may hold on one device and not on another, as what is charged depends on the device."""
-        is_sized = not demand.is_whole and demand.memory_mib > 0
+        is_same = is_sized(demand)
         for view in self.lineage(queue):
             for name in view.limits:
-                if name not in quota.RESOURCES or (not is_sized and name in {quota.COMPUTE, quota.MEMORY}):
+                if name not in quota.RESOURCES or (not is_same and name in {quota.COMPUTE, quota.MEMORY}):
                     return True
         return False
 
@@ -84,9 +84,7 @@ def charge_on(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> Amounts
     charge: Amounts = {}
     for place in picks:
         device = room.devices[place]
-        compute = device.compute_milli if demand.is_whole else demand.compute_milli
-        memory = device.memory_mib if demand.is_whole else demand.memory_mib or device.memory_mib
-        quota.charge(charge, device.model, compute, memory)
+        quota.charge(charge, device.model, *amounts_on(demand, device))
     if demand.cpu_milli:
         charge[quota.CPU] = demand.cpu_milli
     return charge

@@ -25,7 +25,7 @@ def amounts_of(room: NodeRoom) -> Amounts:
             (device.model, "devices"),
         )
         found[compute] = max(found.get(compute, 0), device.free_compute_milli)
-        found[memory] = max(found.get(memory, 0), device.free_memory_mib)
+        found[memory] = max(found.get(memory, 0), min(device.free_memory_mib, device.free_share_mib))
         found[devices] = found.get(devices, 0) + (not device.runs)
     return found
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace, merge
 
 from apportion.contracts.ids import NodeId
-from apportion.placer.rooms import Choose, Demand, Fit, Kind, NodeRoom, Out, look, places_on
+from apportion.placer.constraints import Kind
+from apportion.placer.rooms import Choose, Demand, Fit, NodeRoom, Out, look, places_on
 
 Ranked = tuple[int, NodeId]
 """Negated score and node of a fit: lower is better, and equal scores go by the lower node id."""

@@ -10,6 +10,7 @@ from msgspec import Struct
 from apportion.contracts.causes import Mode, Pending
 from apportion.contracts.events import JobHeld
 from apportion.contracts.ids import JobId, QueueId
+from apportion.placer.constraints import Where
 from apportion.placer.rooms import NEVER, Demand, Out
 from apportion.placer.rounds import GANG_MAX, Block, Line, Round
 from apportion.placer.state import OrderKey, Shape, order_of
@@ -29,11 +30,24 @@ _BUSY: Final = frozenset(
         Pending.FRAGMENTED_DEVICES,
         Pending.INSUFFICIENT_HOST,
         Pending.GANG_INCOMPLETE,
+        Pending.MIG_PLACEMENT,
+        Pending.CONCURRENCY_CAP_REACHED,
         Pending.RESERVED_FOR_OTHER,
         Pending.WAITING_FOR_QUOTA,
     }
 )
 """Waiting for others to end, one way or another."""
+
+
+_NEVER_CODES: Final = (
+    (Out.NODE_AVOIDED, Pending.NO_MATCHING_NODE),
+    (Out.TOPOLOGY_MISMATCH, Pending.TOPOLOGY_MISMATCH),
+    (Out.ISOLATION_UNAVAILABLE, Pending.ISOLATION_UNAVAILABLE),
+    (Out.ARCHITECTURE_TOO_OLD, Pending.NO_MATCHING_DEVICE),
+    (Out.NO_MATCHING_DEVICE, Pending.NO_MATCHING_DEVICE),
+    (Out.VERSION_MISMATCH, Pending.VERSION_MISMATCH),
+    (Out.LABEL_MISMATCH, Pending.NO_MATCHING_NODE),
+)
 
 
 class Reason(Struct, frozen=True, kw_only=True):
@@ -67,7 +81,8 @@ def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
     if nodes == sum(counts.get(why, 0) for why in NEVER):
         if Out.HOST_TOO_SMALL in counts:
             return Pending.INSUFFICIENT_HOST
-        return Pending.ISOLATION_UNAVAILABLE if Out.ISOLATION_UNAVAILABLE in counts else Pending.NO_MATCHING_DEVICE
+        # The node that came nearest says most: this is the order in which nodes are looked at, from its end.
+        return next((code for out, code in _NEVER_CODES if out in counts), Pending.NO_MATCHING_DEVICE)
     if not counts.keys() - NEVER - _STOPPED - _AWAY:
         return Pending.NODES_CORDONED if counts.keys() & _STOPPED else Pending.NO_NODES_IN_POOL
     if Out.INSUFFICIENT_HOST in counts:
@@ -80,6 +95,10 @@ def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
         return Pending.INSUFFICIENT_COMPUTE
     if Out.INSUFFICIENT_GPU_MEMORY in counts:
         return Pending.INSUFFICIENT_GPU_MEMORY
+    if Out.MIG_PLACEMENT in counts:
+        return Pending.MIG_PLACEMENT
+    if Out.RUNS_CAPPED in counts:
+        return Pending.CONCURRENCY_CAP_REACHED
     return Pending.INSUFFICIENT_GPU
 
 
@@ -135,6 +154,8 @@ def requested_by(demand: Demand) -> dict[str, int]:
         "cpu_milli": demand.cpu_milli,
         "host_memory_mib": demand.host_memory_mib,
     }
+    if demand.where is not None:
+        asked |= {"encoders": demand.where.encoders, "pcie_mbps": demand.where.pcie_mbps}
     found = {name: amount for name, amount in asked.items() if amount}
     return found | {"replicas": demand.replicas} if demand.replicas > 1 else found
 
@@ -309,16 +330,41 @@ def _holds_any(round_: Round, job_id: JobId, models: tuple[str, ...]) -> bool:
 
 def _hint(code: Pending, demand: Demand, available: dict[str, int]) -> str:
     kinds = " or ".join(demand.models) or "any model"
+    where = demand.where or Where()
     match code:
         case Pending.NO_NODES_IN_POOL:
             return "No node can be used now: it starts once a node registers or comes back."
         case Pending.NODES_CORDONED:
             return "Every node that could host it is cordoned or draining: it starts once one is uncordoned."
         case Pending.NO_MATCHING_DEVICE:
+            since = [where.min_arch, *([".".join(map(str, where.min_capability))] if where.min_capability else [])]
+            newer = f" that is {' and '.join(filter(None, since))} or later" if any(since) else ""
+            kind = "device(s)" if where.kind == "gpu" else f"{where.kind}(s)"
             return (
-                f"No node has {demand.devices} device(s) of {kinds} of this size, even empty: "
+                f"No node has {demand.devices} {kind} of {kinds} of this size{newer}, even empty: "
                 "ask for less or for another model, or add a node."
             )
+        case Pending.NO_MATCHING_NODE:
+            labels = ", ".join(f"{name}={value}" for name, value in where.required) or "no label"
+            avoided = f", outside the {len(demand.avoid)} that it avoids" if demand.avoid else ""
+            return f"No node has {labels}{avoided}: require less, or label or add a node."
+        case Pending.VERSION_MISMATCH:
+            asked = [("driver", where.min_driver), ("CUDA", where.min_cuda)]
+            wanted = " and ".join(f"{what} {'.'.join(map(str, version))}" for what, version in asked if version)
+            return f"No node that would do has {wanted} or later: ask for an earlier one, or have a node updated."
+        case Pending.TOPOLOGY_MISMATCH:
+            near = "joined by fast links" if where.is_linked else "on one NUMA node"
+            return f"No node has {demand.devices} such devices {near}: ask for fewer, or let them be apart."
+        case Pending.MIG_PLACEMENT:
+            wanted = demand.mig_profile or "an instance of that size"
+            return (
+                f"No device has the memory slices for {wanted} free where it may begin: it starts when instances there "
+                "end, or with a smaller one."
+            )
+        case Pending.CONCURRENCY_CAP_REACHED:
+            return "Devices have room, and as many runs as one may have: it starts when one of them ends."
+        case Pending.ISOLATION_UNAVAILABLE if demand.mig_profile:
+            return f"No device in MIG mode offers {demand.mig_profile}: ask for another profile or mode."
         case Pending.ISOLATION_UNAVAILABLE:
             wanted = demand.mode or (Mode.EXCLUSIVE if demand.is_whole else "mps or timeslice")
             return f"No node offers {wanted} on enough devices: ask for another mode."

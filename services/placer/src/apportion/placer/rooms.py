@@ -6,15 +6,18 @@ things out on top of the folded state without touching it.
 
 from collections.abc import Callable
 from enum import StrEnum, unique
+from typing import Final
 
 from msgspec import Struct
 
 from apportion.contracts.causes import DeviceHealth, Mode
-from apportion.contracts.events import JobSpec, Slice
+from apportion.contracts.events import JobSpec, MigPlacement, MigProfile, Slice
 from apportion.contracts.ids import DeviceUuid, NodeId, TenantId, job_of_run, tenant_of_job
+from apportion.placer.constraints import DeviceKind, Kind, Limits, Where, where_of
+from apportion.placer.geometry import Board, Instances, instances_on
 from apportion.pool.state import DeviceView, NodeState, NodeView
 
-SHARED = (Mode.MPS, Mode.TIMESLICE)
+SHARED = (Mode.MPS, Mode.TIMESLICE, Mode.MIG)
 """Modes in which several runs share a device, the preferred one first."""
 SEVERAL = TenantId("*")
 """Stands for a device whose MPS clients belong to more than one tenant."""
@@ -25,10 +28,19 @@ class Out(StrEnum):
     """Why a node is out for a demand."""
 
     NO_MATCHING_DEVICE = "NoMatchingDevice"
+    """Too few devices of an accepted kind, vendor, model and size."""
+    ARCHITECTURE_TOO_OLD = "ArchitectureTooOld"
+    """Its devices are of an older architecture, or of a lower compute capability, than asked."""
+    VERSION_MISMATCH = "VersionMismatch"
+    """Its driver, or the CUDA that it runs, is older than asked."""
+    LABEL_MISMATCH = "LabelMismatch"
+    """It lacks a label that is required; its site and network segment are labels, too."""
+    NODE_AVOIDED = "NodeAvoided"
+    """The job asked not to be there, or not to be there again after an attempt failed."""
+    TOPOLOGY_MISMATCH = "TopologyMismatch"
+    """Too few of its devices are on one NUMA node, or joined by fast links."""
     ISOLATION_UNAVAILABLE = "IsolationUnavailable"
     HOST_TOO_SMALL = "HostTooSmall"
-    NODE_AVOIDED = "NodeAvoided"
-    """An attempt of the job failed there, and it asked not to meet the node again."""
     NODE_CORDONED = "NodeCordoned"
     NODE_DRAINING = "NodeDraining"
     NODE_SUSPECTED = "NodeSuspected"
@@ -40,9 +52,28 @@ class Out(StrEnum):
     INSUFFICIENT_COMPUTE = "InsufficientCompute"
     FRAGMENTED_DEVICES = "FragmentedDevices"
     INSUFFICIENT_HOST = "InsufficientHost"
+    MIG_PLACEMENT = "MigPlacement"
+    """No device has the memory slices free, together and where such an instance may begin."""
+    RUNS_CAPPED = "RunsCapped"
+    """Devices with room have as many runs as one device may."""
+    INSUFFICIENT_ENCODERS = "InsufficientEncoders"
+    INSUFFICIENT_PCIE = "InsufficientPcie"
+    TOPOLOGY_BUSY = "TopologyBusy"
+    """Enough devices are free, and too few of them on one NUMA node, or joined by fast links."""
 
 
-NEVER = frozenset({Out.NO_MATCHING_DEVICE, Out.ISOLATION_UNAVAILABLE, Out.HOST_TOO_SMALL, Out.NODE_AVOIDED})
+NEVER = frozenset(
+    {
+        Out.NO_MATCHING_DEVICE,
+        Out.ARCHITECTURE_TOO_OLD,
+        Out.VERSION_MISMATCH,
+        Out.LABEL_MISMATCH,
+        Out.NODE_AVOIDED,
+        Out.TOPOLOGY_MISMATCH,
+        Out.ISOLATION_UNAVAILABLE,
+        Out.HOST_TOO_SMALL,
+    }
+)
 """Reasons that stay while the node is what it is, however empty it gets."""
 
 _OUT_BY_STATE = {
@@ -51,6 +82,14 @@ _OUT_BY_STATE = {
     NodeState.SUSPECTED: Out.NODE_SUSPECTED,
     NodeState.FENCED: Out.NODE_FENCED,
 }
+
+
+PREFERRED: Final = 10**15
+"""What each preference that a node meets adds to its score: more than any policy's own parts."""
+_MODE: Final = 10**14
+"""What each step up in the order of accepted modes adds."""
+_MIG_KEPT_PCT: Final = 97
+"""Sizes in a board's table add up to a little more than the driver leaves usable: the last instance has so much."""
 
 
 class Demand(Struct, frozen=True, kw_only=True):
@@ -70,10 +109,23 @@ class Demand(Struct, frozen=True, kw_only=True):
     trust: TenantId
     """Whom the job shares an MPS device with: its own tenant; empty where the pool is one trust group."""
     shared: tuple[Mode, ...] = SHARED
-    """Modes in which it may share a device, the preferred one first."""
+    """Modes in which it takes a device that is not its alone, the preferred one first; EXCLUSIVE among them means that
+    a whole device does where no share of one is to be had so."""
+    is_ranked: bool = False
+    """The order of those modes counts for more than how well it fits."""
     avoid: tuple[NodeId, ...] = ()
     policy: str = ""
     """By which policy it is placed, where that isn't the pool's."""
+    mig_profile: str = ""
+    """The sort of MIG instance that it is; compute and memory are then the instance's, and 0 here."""
+    where: Where | None = None
+    """What else the node and its devices must be; None for the many jobs that don't mind."""
+
+
+def _is_everything(spec: JobSpec) -> bool:
+    """A share that is all of a device is better had whole, by those who may have that."""
+    is_accepted = not spec.modes or Mode.EXCLUSIVE in spec.modes
+    return spec.compute_milli >= 1000 and spec.memory_mib == 0 and is_accepted
 
 
 def demand_of(
@@ -81,18 +133,19 @@ def demand_of(
 ) -> Demand:
     """What a job of this specification needs of a node."""
     has_devices = spec.devices > 0
-    shared = tuple(mode for mode in spec.modes if mode in SHARED) if spec.modes else SHARED
+    has_amounts = has_devices and not spec.mig_profile
+    shared = tuple(spec.modes) or SHARED
     return Demand(
         devices=spec.devices,
-        compute_milli=spec.compute_milli if has_devices else 0,
-        memory_mib=spec.memory_mib if has_devices else 0,
+        compute_milli=spec.compute_milli if has_amounts else 0,
+        memory_mib=spec.memory_mib if has_amounts else 0,
         is_whole=has_devices
         and (
             spec.mode is Mode.EXCLUSIVE
             or spec.dedicated
-            or not shared
             or spec.devices > 1
-            or (spec.compute_milli >= 1000 and spec.memory_mib == 0)
+            or shared == (Mode.EXCLUSIVE,)
+            or (_is_everything(spec) and spec.mode is not Mode.MIG)
         ),
         mode=spec.mode if has_devices else None,
         models=spec.models if has_devices else (),
@@ -101,8 +154,11 @@ def demand_of(
         replicas=spec.replicas,
         trust=TenantId("") if is_pool_trusted else tenant,
         shared=shared if has_devices else SHARED,
-        avoid=avoid,
+        is_ranked=has_devices and len(spec.modes) > 1,
+        avoid=tuple(sorted({*avoid, *(NodeId(node) for node in spec.avoid_nodes)})),
         policy=policy,
+        mig_profile=spec.mig_profile if has_devices else "",
+        where=where_of(spec),
     )
 
 
@@ -122,26 +178,16 @@ class DeviceRoom(Struct, frozen=True):
     """How its runs share it; None where it is empty."""
     tenant: TenantId
     """Whose runs they are; SEVERAL where they belong to more than one."""
+    kind: DeviceKind
+    free_encoders: int = 0
+    free_pcie_mbps: int = 0
+    instances: Instances = ()
+    """What is on it already, where it is cut into MIG instances."""
 
-
-DeviceKind = tuple[str, int, int, tuple[Mode, ...]]
-"""Model, milli-GPU, MiB and modes of a device."""
-
-
-class Kind:
-    """What a node is, whatever runs on it; the same object for all nodes that are alike."""
-
-    __slots__ = ("cpu_milli", "devices", "group", "memory_mib")
-
-    def __init__(
-        self, cpu_milli: int, memory_mib: int, devices: tuple[tuple[str, int, int, tuple[Mode, ...]], ...]
-    ) -> None:
-        self.cpu_milli = cpu_milli
-        self.memory_mib = memory_mib
-        self.devices = devices
-        """In the order of their UUIDs."""
-        self.group = "+".join(sorted({model for model, *_ in devices}))
-        """Its device models: what nodes are told apart by where some models are scarce."""
+    @property
+    def free_share_mib(self) -> int:
+        """MiB that shares may still take: fewer than are free with a buffer, more where the pool oversubscribes."""
+        return self.free_memory_mib - self.memory_mib + self.kind.share_mib
 
 
 class NodeRoom(Struct, frozen=True):
@@ -157,8 +203,8 @@ class NodeRoom(Struct, frozen=True):
     devices: tuple[DeviceRoom, ...]
     empty_devices: int
     """Healthy devices without a run."""
-    kind: "Kind"
-    """Equal for nodes that are alike when empty."""
+    kind: Kind
+    """The same for nodes that are alike when empty."""
     free_share: int
     """What is free of its healthy devices, in thousandths of both dimensions together."""
 
@@ -175,15 +221,19 @@ Choose = Callable[[Demand, NodeRoom, list[int]], Fit]
 """A policy's choice among the devices (by place) that fit, which are at least as many as asked."""
 
 
-def room_of_device(view: DeviceView) -> DeviceRoom:
+def room_of_device(view: DeviceView, kind: DeviceKind) -> DeviceRoom:
     """The device as a value."""
     device = view.device
     mode: Mode | None = None
     tenant = TenantId("")
+    encoders = kind.encoders
+    pcie_mbps = kind.pcie_mbps
     for run_id, piece in view.runs.items():
         owner = tenant_of_job(job_of_run(run_id))
         mode = piece.mode
         tenant = owner if tenant in {"", owner} else SEVERAL
+        encoders -= piece.encoders
+        pcie_mbps -= piece.pcie_mbps
     return DeviceRoom(
         device.uuid,
         device.model,
@@ -191,11 +241,15 @@ def room_of_device(view: DeviceView) -> DeviceRoom:
         device.memory_mib,
         view.free_compute_milli,
         view.free_memory_mib,
-        device.modes,
+        kind.modes,
         device.health is DeviceHealth.HEALTHY,
         len(view.runs),
         mode,
         tenant,
+        kind,
+        encoders,
+        pcie_mbps,
+        () if device.mig is None else instances_on(device.mig, (piece.mig for piece in view.runs.values())),
     )
 
 
@@ -206,14 +260,24 @@ def free_share(device: DeviceRoom) -> int:
     return device.free_compute_milli * 1000 // device.compute_milli + device.free_memory_mib * 1000 // device.memory_mib
 
 
-def room_of_node(node: NodeView, kinds: dict[object, Kind]) -> NodeRoom:
-    """The node as a value; ``kinds`` holds the kinds met so far."""
-    devices = tuple(room_of_device(node.devices[uuid]) for uuid in sorted(node.devices))
-    static = tuple((device.model, device.compute_milli, device.memory_mib, device.modes) for device in devices)
-    key = (node.cpu_milli, node.memory_mib, static)
-    kind = kinds.get(key)
-    if kind is None:
-        kind = kinds[key] = Kind(*key)
+def room_of_node(node: NodeView, kinds: dict[object, Kind], limits: Limits) -> NodeRoom:
+    """The node as a value; ``kinds`` holds the kinds met so far, all of them under these limits."""
+    views = [node.devices[uuid] for uuid in sorted(node.devices)]
+    kind = Kind.of(node, [view.device for view in views], kinds, limits)
+    return _room(node, tuple(room_of_device(view, each) for view, each in zip(views, kind.devices, strict=True)), kind)
+
+
+def room_after(room: NodeRoom, node: NodeView, slices: tuple[Slice, ...]) -> NodeRoom:
+    """The node as a value, where since ``room`` only a run with these slices came or went."""
+    touched = {piece.device_uuid for piece in slices}
+    devices = tuple(
+        room_of_device(node.devices[device.uuid], device.kind) if device.uuid in touched else device
+        for device in room.devices
+    )
+    return _room(node, devices, room.kind)
+
+
+def _room(node: NodeView, devices: tuple[DeviceRoom, ...], kind: Kind) -> NodeRoom:
     return NodeRoom(
         node.node_id,
         node.epoch,
@@ -229,32 +293,13 @@ def room_of_node(node: NodeView, kinds: dict[object, Kind]) -> NodeRoom:
     )
 
 
-def room_after(room: NodeRoom, node: NodeView, slices: tuple[Slice, ...]) -> NodeRoom:
-    """The node as a value, where since ``room`` only a run with these slices came or went."""
-    touched = {piece.device_uuid for piece in slices}
-    devices = tuple(
-        room_of_device(node.devices[device.uuid]) if device.uuid in touched else device for device in room.devices
-    )
-    return NodeRoom(
-        room.node_id,
-        node.epoch,
-        node.state,
-        node.cpu_milli,
-        node.memory_mib,
-        node.cpu_milli - node.used_cpu_milli,
-        node.memory_mib - node.used_memory_mib,
-        devices,
-        sum(1 for device in devices if device.is_healthy and not device.runs),
-        room.kind,
-        sum(map(free_share, devices)),
-    )
-
-
 def offered_mode(demand: Demand, modes: tuple[Mode, ...]) -> Mode | None:
     """How an empty device with these modes would give what is asked; None where it cannot."""
     if demand.is_whole:
         wanted = demand.mode or Mode.EXCLUSIVE
         return wanted if wanted in modes else None
+    if demand.mig_profile:
+        return Mode.MIG if Mode.MIG in modes else None
     if demand.mode is not None:
         return demand.mode if demand.mode in SHARED and demand.mode in modes else None
     for mode in demand.shared:
@@ -267,9 +312,13 @@ def mode_now(demand: Demand, device: DeviceRoom) -> Mode | None:
     """How the device gives what is asked beside the runs that it has; None where their modes or owners don't go."""
     if device.mode is None:
         return offered_mode(demand, device.modes)
-    if demand.is_whole or device.mode not in demand.shared or device.mode not in device.modes:
+    if demand.is_whole or device.mode is Mode.EXCLUSIVE:
         return None
-    if demand.mode is not None and demand.mode is not device.mode:
+    if device.mode not in demand.shared or device.mode not in device.modes:
+        return None
+    if (demand.mode is not None and demand.mode is not device.mode) or (
+        demand.mig_profile and device.mode is not Mode.MIG
+    ):
         return None
     if device.mode is Mode.MPS and demand.trust and demand.trust != device.tenant:
         return None
@@ -280,17 +329,27 @@ def places_on(demand: Demand, kind: Kind) -> tuple[int, ...] | Out:
     """Places of the devices that could serve the demand if they were free; or why the node never hosts it."""
     if demand.cpu_milli > kind.cpu_milli or demand.host_memory_mib > kind.memory_mib:
         return Out.HOST_TOO_SMALL
-    matching = [
-        place
-        for place, (model, compute_milli, memory_mib, _) in enumerate(kind.devices)
-        if (not demand.models or model in demand.models)
-        and demand.compute_milli <= compute_milli
-        and demand.memory_mib <= memory_mib
-    ]
+    where = demand.where
+    if where is not None:
+        if not where.has_labels(kind):
+            return Out.LABEL_MISMATCH
+        if not where.has_versions(kind):
+            return Out.VERSION_MISMATCH
+    matching = [place for place, device in enumerate(kind.devices) if is_match(demand, device)]
     if len(matching) < demand.devices:
         return Out.NO_MATCHING_DEVICE
-    offering = tuple(place for place in matching if offered_mode(demand, kind.devices[place][3]) is not None)
-    return Out.ISOLATION_UNAVAILABLE if len(offering) < demand.devices else offering
+    if where is not None and demand.devices:
+        matching = [place for place in matching if where.is_new_enough(kind.devices[place])]
+        if len(matching) < demand.devices:
+            return Out.ARCHITECTURE_TOO_OLD
+    offering = [place for place in matching if is_offered(demand, kind.devices[place])]
+    if len(offering) < demand.devices:
+        return Out.ISOLATION_UNAVAILABLE
+    if where is not None and demand.devices > 1:
+        offering = [place for group in _strict_groups(where, kind, offering, demand.devices) for place in group]
+        if not offering:
+            return Out.TOPOLOGY_MISMATCH
+    return tuple(sorted(offering))
 
 
 def look(demand: Demand, room: NodeRoom, places: tuple[int, ...], choose: Choose) -> Fit | Out:
@@ -314,6 +373,7 @@ def look(demand: Demand, room: NodeRoom, places: tuple[int, ...], choose: Choose
                 and device.is_healthy
                 and device.free_compute_milli >= compute
                 and device.free_memory_mib >= memory
+                and not device.instances
             ):
                 fits.append(place)
         if len(fits) < demand.devices:
@@ -325,7 +385,66 @@ def look(demand: Demand, room: NodeRoom, places: tuple[int, ...], choose: Choose
         fits = found
     if demand.cpu_milli > room.free_cpu_milli or demand.host_memory_mib > room.free_memory_mib:
         return Out.INSUFFICIENT_HOST
-    return choose(demand, room, fits)
+    if demand.devices > 1 and (demand.where is not None or room.kind.has_links):
+        return _look_together(demand, room, fits, choose)
+    fit = choose(demand, room, fits)
+    return fit if demand.where is None and not demand.is_ranked else _with_preferences(demand, room, fit)
+
+
+def preferences(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> dict[str, int]:
+    """What the score of these devices has for preferences that they meet; empty where the job has none."""
+    where = demand.where
+    found: dict[str, int] = {}
+    if demand.is_ranked and picks:
+        ranks = [_rank(demand, mode_now(demand, room.devices[place])) for place in picks]
+        found["mode"] = _MODE * (len(demand.shared) - max(ranks))
+    if where is None:
+        return found
+    if where.preferred:
+        found["preferred_labels"] = PREFERRED * where.labels_met(room.kind)
+    if where.numa == "preferred":
+        nodes = {room.kind.devices[place].numa_node for place in picks}
+        found["one_numa_node"] = PREFERRED * (len(nodes) <= 1)
+    return found
+
+
+def _with_preferences(demand: Demand, room: NodeRoom, fit: Fit) -> Fit:
+    added = sum(preferences(demand, room, fit.picks).values())
+    return Fit(fit.score + added, fit.picks) if added else fit
+
+
+def _look_together(demand: Demand, room: NodeRoom, fits: list[int], choose: Choose) -> Fit | Out:
+    """The best devices that are as near to each other as they must be, and where possible as near as they may be."""
+    where = demand.where
+    kind = room.kind
+    strict = [fits] if where is None else _strict_groups(where, kind, fits, demand.devices)
+    if not strict:
+        return Out.TOPOLOGY_BUSY
+    wants_numa = where is not None and bool(where.numa)
+    near = []
+    for group in strict:
+        by_key: dict[tuple[int, str], list[int]] = {}
+        for place in group:
+            device = kind.devices[place]
+            by_key.setdefault((device.numa_node if wants_numa else 0, device.link_group), []).append(place)
+        near += [each for each in by_key.values() if len(each) >= demand.devices]
+    # One NUMA node is worth more than a link across it only to those who say so; else the widest group that is near.
+    options = [_with_preferences(demand, room, choose(demand, room, group)) for group in near or strict]
+    return min(options, key=lambda fit: (-fit.score, fit.picks))
+
+
+def _strict_groups(where: Where, kind: Kind, places: list[int], devices: int) -> list[list[int]]:
+    """The places by what they must have in common, without groups that are too small."""
+    if where.numa != "strict" and not where.is_linked:
+        return [places] if len(places) >= devices else []
+    groups: dict[tuple[int, str], list[int]] = {}
+    for place in places:
+        device = kind.devices[place]
+        if where.is_linked and not device.link_group:
+            continue
+        key = (device.numa_node if where.numa == "strict" else 0, device.link_group if where.is_linked else "")
+        groups.setdefault(key, []).append(place)
+    return [group for _, group in sorted(groups.items()) if len(group) >= devices]
 
 
 def _whole_out(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> Out:
@@ -339,52 +458,170 @@ def _whole_out(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> Out:
 
 def _shares(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> list[int] | Out:
     compute, memory = demand.compute_milli, demand.memory_mib
+    where = demand.where
     fits: list[int] = []
-    healthy = usable = 0
-    has_compute = has_memory = False
+    partitions: list[int] = []
+    healthy = usable = capped = 0
+    has_compute = has_memory = is_blocked = False
+    short: Out | None = None
     for place in places:
         device = room.devices[place]
         if not device.is_healthy:
             continue
         healthy += 1
-        if device.runs and mode_now(demand, device) is None:
-            continue
+        if device.runs:
+            if device.runs >= device.kind.runs_max:
+                capped += 1
+                continue
+            if mode_now(demand, device) is None:
+                continue
         usable += 1
+        if where is not None and (found := where.shortage(device.free_encoders, device.free_pcie_mbps)):
+            short = Out(found)
+            continue
+        if device.kind.board is not None:
+            if _instance_on(demand, device, device.kind.board) is None:
+                is_blocked = True
+            else:
+                partitions.append(place)
+            continue
+        if not device.runs and offered_mode(demand, device.modes) is Mode.EXCLUSIVE:
+            # It takes all of the device, which is free: what it asks for was looked at with the kind of device.
+            if not device.instances:
+                fits.append(place)
+            continue
         enough_compute = device.free_compute_milli >= compute
-        enough_memory = device.free_memory_mib >= (memory or device.memory_mib)
+        enough_memory = device.free_share_mib >= (memory or device.kind.one_share_mib)
         if enough_compute and enough_memory:
             fits.append(place)
         has_compute = has_compute or enough_compute
         has_memory = has_memory or enough_memory
+    if partitions:
+        fits = sorted(fits + _least_broken(demand, room, partitions))
+    if demand.is_ranked and len(fits) > demand.devices:
+        fits = _preferred_modes(demand, room, fits)
     if len(fits) >= demand.devices:
         return fits
     if healthy < demand.devices:
         return Out.DEVICE_UNHEALTHY
     if usable < demand.devices:
-        return Out.DEVICES_BUSY
+        return Out.RUNS_CAPPED if capped else Out.DEVICES_BUSY
     if has_compute and has_memory:
         return Out.FRAGMENTED_DEVICES
     if has_compute:
         return Out.INSUFFICIENT_GPU_MEMORY
-    return Out.INSUFFICIENT_COMPUTE if has_memory else Out.DEVICES_BUSY
+    if has_memory:
+        return Out.INSUFFICIENT_COMPUTE
+    return short or (Out.MIG_PLACEMENT if is_blocked else Out.DEVICES_BUSY)
+
+
+def _preferred_modes(demand: Demand, room: NodeRoom, fits: list[int]) -> list[int]:
+    """Those of the devices that come in the best of the accepted modes that enough of them come in."""
+    ranks = {place: _rank(demand, mode_now(demand, room.devices[place])) for place in fits}
+    for worst in sorted(set(ranks.values())):
+        kept = [place for place in fits if ranks[place] <= worst]
+        if len(kept) >= demand.devices:
+            return kept
+    return fits
+
+
+def _rank(demand: Demand, mode: Mode | None) -> int:
+    return demand.shared.index(mode) if mode in demand.shared else len(demand.shared)
+
+
+def _profile_on(demand: Demand, board: Board) -> MigProfile | None:
+    # Who asked for all of a device's memory gets all of the board.
+    memory = demand.memory_mib or board.memory_mib
+    return board.profile_for(demand.mig_profile, demand.compute_milli, memory)
+
+
+def _instance_on(demand: Demand, device: DeviceRoom, board: Board) -> MigPlacement | None:
+    profile = _profile_on(demand, board)
+    if profile is None or demand.memory_mib > device.free_memory_mib:
+        return None
+    if device.free_memory_mib * 100 < profile.memory_mib * _MIG_KEPT_PCT:
+        return None
+    start = board.start_of(device.instances, profile)
+    return None if start is None else MigPlacement(profile=profile.name, start=start, size=profile.size)
+
+
+def _least_broken(demand: Demand, room: NodeRoom, places: list[int]) -> list[int]:
+    """Of the devices that can be cut for it, those that lose the least of what large instances could use."""
+    losses = []
+    for place in places:
+        device = room.devices[place]
+        board = device.kind.board
+        assert board is not None
+        placed = _instance_on(demand, device, board)
+        assert placed is not None
+        before = board.capacity(device.instances)
+        after = board.capacity((*device.instances, (placed.profile, placed.start, placed.size)))
+        losses.append(tuple(had - has for had, has in zip(before, after, strict=True)))
+    least = min(losses)
+    return [place for place, loss in zip(places, losses, strict=True) if loss == least]
+
+
+class Piece(Struct, frozen=True):
+    """What one replica takes of one device."""
+
+    compute_milli: int
+    memory_mib: int
+    mode: Mode
+    mig: MigPlacement | None = None
+
+
+def piece_on(demand: Demand, device: DeviceRoom) -> Piece:
+    """What one replica takes of this device, which must have room for it."""
+    mode = mode_now(demand, device)
+    assert mode is not None
+    if mode is Mode.EXCLUSIVE or demand.is_whole:
+        return Piece(device.compute_milli, device.memory_mib, mode)
+    board = device.kind.board
+    if board is None:
+        return Piece(demand.compute_milli, demand.memory_mib or device.kind.one_share_mib, mode)
+    placed = _instance_on(demand, device, board)
+    profile = _profile_on(demand, board)
+    assert placed is not None
+    assert profile is not None
+    return Piece(board.compute_milli(profile), min(profile.memory_mib, device.free_memory_mib), mode, placed)
+
+
+def amounts_on(demand: Demand, device: DeviceRoom) -> tuple[int, int]:
+    """Milli-GPU and MiB that one replica takes of this device, also where there is no room for it now."""
+    if demand.is_whole or (not device.runs and offered_mode(demand, device.modes) is Mode.EXCLUSIVE):
+        return device.compute_milli, device.memory_mib
+    board = device.kind.board
+    if board is not None:
+        profile = _profile_on(demand, board)
+        if profile is not None:
+            return board.compute_milli(profile), min(profile.memory_mib, max(device.free_memory_mib, demand.memory_mib))
+    return demand.compute_milli, demand.memory_mib or device.kind.one_share_mib
 
 
 def slices_on(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> tuple[Slice, ...]:
     """The slices that one replica holds of these devices."""
+    where = demand.where
     slices = []
     for place in picks:
         device = room.devices[place]
-        mode = mode_now(demand, device)
-        assert mode is not None
+        piece = piece_on(demand, device)
         slices.append(
             Slice(
                 device_uuid=device.uuid,
-                compute_milli=device.compute_milli if demand.is_whole else demand.compute_milli,
-                memory_mib=device.memory_mib if demand.is_whole else demand.memory_mib or device.memory_mib,
-                mode=mode,
+                compute_milli=piece.compute_milli,
+                memory_mib=piece.memory_mib,
+                mode=piece.mode,
+                mig=piece.mig,
+                encoders=0 if where is None else where.encoders,
+                pcie_mbps=0 if where is None else where.pcie_mbps,
             )
         )
     return tuple(slices)
+
+
+def is_sized(demand: Demand) -> bool:
+    """True where what a replica takes is the same on every device."""
+    return not (demand.is_whole or not demand.memory_mib or demand.mode is Mode.MIG or Mode.MIG in demand.shared)
 
 
 def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: TenantId) -> NodeRoom:
@@ -407,6 +644,10 @@ def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: Ten
             device.runs + 1,
             piece.mode,
             tenant if device.tenant in {"", tenant} else SEVERAL,
+            device.kind,
+            device.free_encoders - piece.encoders,
+            device.free_pcie_mbps - piece.pcie_mbps,
+            device.instances if piece.mig is None else _with_instance(device.instances, piece.mig),
         )
         share += free_share(devices[place]) - free_share(device)
     return NodeRoom(
@@ -436,18 +677,39 @@ def shortfall(demand: Demand, room: NodeRoom) -> int:
     each = sorted(
         _device_shortfall(demand, device)
         for device in room.devices
-        if device.is_healthy and is_match(demand, device) and offered_mode(demand, device.modes) is not None
+        if device.is_healthy and is_eligible(demand, device.kind)
     )
     return missing + sum(each[: demand.devices])
 
 
-def is_match(demand: Demand, device: DeviceRoom) -> bool:
-    """True where the device is of an accepted model and large enough when empty."""
-    return (
-        (not demand.models or device.model in demand.models)
-        and demand.compute_milli <= device.compute_milli
-        and demand.memory_mib <= device.memory_mib
-    )
+def is_match(demand: Demand, device: DeviceKind) -> bool:
+    """True where the device is of an accepted kind and model, and large enough when empty."""
+    if demand.models and device.model not in demand.models:
+        return False
+    if demand.compute_milli > device.compute_milli:
+        return False
+    if demand.memory_mib > (device.memory_mib if demand.is_whole else device.one_share_mib):
+        return False
+    return device.kind == "gpu" if demand.where is None else demand.where.is_kind(device)
+
+
+def is_offered(demand: Demand, device: DeviceKind) -> bool:
+    """True where the device, empty, gives what is asked in an accepted mode."""
+    if offered_mode(demand, device.modes) is None:
+        return False
+    if device.board is None or demand.is_whole:
+        return not demand.mig_profile
+    return _profile_on(demand, device.board) is not None
+
+
+def is_eligible(demand: Demand, device: DeviceKind) -> bool:
+    """True where the device could serve the demand if it were free, whatever its node is."""
+    where = demand.where
+    return is_match(demand, device) and is_offered(demand, device) and (where is None or where.is_new_enough(device))
+
+
+def _with_instance(instances: Instances, placed: MigPlacement) -> Instances:
+    return tuple(sorted([*instances, (placed.profile, placed.start, placed.size)]))
 
 
 def _device_shortfall(demand: Demand, device: DeviceRoom) -> int:
@@ -455,31 +717,48 @@ def _device_shortfall(demand: Demand, device: DeviceRoom) -> int:
         held = (device.compute_milli - device.free_compute_milli) * 1000 // max(1, device.compute_milli)
         held += (device.memory_mib - device.free_memory_mib) * 1000 // max(1, device.memory_mib)
         return held + device.runs
-    memory = demand.memory_mib or device.memory_mib
-    return (
-        max(0, demand.compute_milli - device.free_compute_milli) * 1000 // max(1, demand.compute_milli)
-        + max(0, memory - device.free_memory_mib) * 1000 // memory
-    )
+    compute, memory = amounts_on(demand, device)
+    return max(0, compute - device.free_compute_milli) * 1000 // max(1, compute) + max(
+        0, memory - device.free_share_mib
+    ) * 1000 // max(1, memory)
 
 
 def replicas_when_empty(demand: Demand, room: NodeRoom) -> int:
     """How many replicas the node would hold with nothing else on it, its unhealthy devices left out."""
+    if room.node_id in demand.avoid:
+        return 0
     counts = []
     if demand.cpu_milli:
         counts.append(room.cpu_milli // demand.cpu_milli)
     if demand.host_memory_mib:
         counts.append(room.memory_mib // demand.host_memory_mib)
     if demand.devices:
-        places = 0
-        for device in room.devices:
-            if device.is_healthy and is_match(demand, device) and offered_mode(demand, device.modes) is not None:
-                places += 1 if demand.is_whole else _shares_when_empty(demand, device)
-        counts.append(places // demand.devices)
+        places = [
+            place for place, device in enumerate(room.devices) if device.is_healthy and is_eligible(demand, device.kind)
+        ]
+        where = demand.where
+        groups = [places] if where is None else _strict_groups(where, room.kind, places, demand.devices)
+        counts.append(
+            sum(
+                sum(1 if demand.is_whole else _shares_when_empty(demand, room.devices[place]) for place in group)
+                // demand.devices
+                for group in groups
+            )
+        )
     return min(counts, default=demand.replicas)
 
 
 def _shares_when_empty(demand: Demand, device: DeviceRoom) -> int:
-    return min(
+    kind = device.kind
+    if offered_mode(demand, kind.modes) is Mode.EXCLUSIVE:
+        return 1
+    if kind.board is not None:
+        return kind.board.fills(_profile_on(demand, kind.board))
+    counts = [
+        kind.runs_max,
         device.compute_milli // max(1, demand.compute_milli),
-        device.memory_mib // (demand.memory_mib or device.memory_mib),
-    )
+        kind.share_mib // (demand.memory_mib or kind.one_share_mib),
+    ]
+    if demand.where is not None:
+        counts += demand.where.shares_of(kind)
+    return min(counts)

@@ -8,7 +8,7 @@ from apportion.placer.market import Market, market_of
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies import Policy, resolved
 from apportion.placer.ranking import Ranked, Ranking, Walk
-from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, look
+from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, look, preferences
 from apportion.placer.state import State
 
 CANDIDATES_MAX = 3
@@ -72,9 +72,11 @@ class Selection:
     def parts(self, demand: Demand, candidate: Candidate) -> dict[str, int]:
         """What the candidate's score is made of."""
         policy = self.policy(demand)
+        met = preferences(demand, candidate.room, candidate.fit.picks)
         if not policy.weighs:
-            return policy.parts(demand, candidate.room, candidate.fit.picks)
-        return {"weight": candidate.fit.score + candidate.bid, "bids": -candidate.bid}
+            return policy.parts(demand, candidate.room, candidate.fit.picks) | met
+        weight = candidate.fit.score + candidate.bid - sum(met.values())
+        return {"weight": weight, "bids": -candidate.bid} | met
 
     def _room(self, node_id: NodeId) -> NodeRoom:
         return self._rooms.get(node_id) or self._state.rooms[node_id]

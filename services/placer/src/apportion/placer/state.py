@@ -14,13 +14,14 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Pending, ServiceClass
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId
+from apportion.placer.constraints import Kind, Limits
 from apportion.placer.free import Free
 from apportion.placer.market import Market
 from apportion.placer.mix import Mix, count
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies.best_fit import BEST_FIT
 from apportion.placer.ranking import Ranking
-from apportion.placer.rooms import Demand, Kind, NodeRoom, demand_of, room_after, room_of_node
+from apportion.placer.rooms import Demand, NodeRoom, demand_of, room_after, room_of_node
 from apportion.pool import state as pools
 from apportion.pool.state import JobState, JobView, NodeState, Pool, RunState, RunView
 
@@ -56,6 +57,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may share an MPS device: ``pool``, everybody; ``tenant``, jobs of one tenant."""
     reserve_after_s: int = 30
     """A blocked job that has waited this long has nodes kept for it; at 0 at once; below 0 never."""
+    runs_per_device_max: int = 0
+    """Runs that share a device, at most; 0: three for each core of its node."""
+    memory_buffer_pct: int = 0
+    """Percent of a shared device's memory that nobody may book; not beside oversubscription."""
+    memory_oversubscribe_pct: int = 100
+    """Percent of a shared device's memory that may be booked; above 100 more than there is, at the tenants' risk."""
+
+    @property
+    def limits(self) -> Limits:
+        """How far shares of a device go."""
+        return Limits(
+            runs_per_device_max=self.runs_per_device_max,
+            memory_buffer_pct=self.memory_buffer_pct,
+            memory_oversubscribe_pct=self.memory_oversubscribe_pct,
+        )
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -264,7 +280,12 @@ def _refresh_room(state: State, node_id: NodeId, slices: tuple[ev.Slice, ...] | 
     if node is None:
         return
     before = state.rooms.get(node_id)
-    room = room_of_node(node, state.kinds) if before is None or slices is None else room_after(before, node, slices)
+    limits = state.settings.limits
+    room = (
+        room_of_node(node, state.kinds, limits)
+        if before is None or slices is None
+        else room_after(before, node, slices)
+    )
     if state.market is not None:
         state.market.moved(before, room)
     state.rooms[node_id] = room

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from apportion.contracts.causes import Pending
 from apportion.contracts.ids import JobId, QueueId
+from apportion.placer.constraints import Where
 from apportion.placer.reasons import Reason, held_back, reason_of, too_early
 from apportion.placer.rooms import Demand, Out, places_on, replicas_when_empty
 from apportion.placer.rounds import Block, Round
@@ -167,10 +168,46 @@ def _without(demand: Demand) -> Iterator[tuple[str, str, str, Demand]]:
         yield "models", ", ".join(demand.models), "any model", replace(demand, models=())
     if demand.mode is not None:
         yield "mode", demand.mode, "any mode", replace(demand, mode=None, is_whole=demand.devices > 1)
+    if demand.mig_profile:
+        other = replace(demand, mig_profile="", mode=None, compute_milli=1, memory_mib=1)
+        yield "mig_profile", demand.mig_profile, "the smallest share in any mode", other
+    if demand.avoid:
+        yield "placement.avoid_nodes", ", ".join(demand.avoid), "no node", replace(demand, avoid=())
+    if demand.where is not None:
+        for name, asked, instead, where in _elsewhere(demand.where):
+            yield name, asked, instead, replace(demand, where=where)
     if demand.cpu_milli:
         yield "cpu_milli", str(demand.cpu_milli), "0", replace(demand, cpu_milli=0)
     if demand.host_memory_mib:
         yield "host_memory_mib", str(demand.host_memory_mib), "0", replace(demand, host_memory_mib=0)
+
+
+def _elsewhere(where: Where) -> Iterator[tuple[str, str, str, Where]]:
+    """Each demand on nodes and devices dropped, one at a time."""
+    replace = msgspec.structs.replace
+    for name, value in where.required:
+        rest = tuple(each for each in where.required if each[0] != name)
+        yield f"placement.required.{name}", value, "any value", replace(where, required=rest)
+    if where.vendor:
+        yield "device.vendor", where.vendor, "any vendor", replace(where, vendor="")
+    if where.min_arch:
+        yield "device.min_arch", where.min_arch, "any", replace(where, min_arch="")
+    versions = (
+        ("device.min_compute_capability", where.min_capability, replace(where, min_capability=())),
+        ("runtime.min_driver", where.min_driver, replace(where, min_driver=())),
+        ("runtime.min_cuda", where.min_cuda, replace(where, min_cuda=())),
+    )
+    for name, version, other in versions:
+        if version:
+            yield name, ".".join(map(str, version)), "any", other
+    if where.numa == "strict":
+        yield "numa", "strict", "preferred", replace(where, numa="preferred")
+    if where.is_linked:
+        yield "device.linked", "true", "false", replace(where, is_linked=False)
+    if where.encoders:
+        yield "encoders", str(where.encoders), "0", replace(where, encoders=0)
+    if where.pcie_mbps:
+        yield "pcie_mbps", str(where.pcie_mbps), "0", replace(where, pcie_mbps=0)
 
 
 def _smaller(demand: Demand, block: Block) -> Iterator[tuple[str, str, str, Demand]]:

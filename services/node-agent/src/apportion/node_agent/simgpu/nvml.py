@@ -262,6 +262,10 @@ class SimulatedNvml:
             _raise(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return 1
 
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: _Handle, link: int) -> int:
+        self.nvmlDeviceGetNvLinkState(handle, link)
+        return int(pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH)  # as in the machines that these boards are sold in
+
     def nvmlDeviceGetEncoderCapacity(self, handle: _Handle, encoderQueryType: int) -> int:
         del encoderQueryType
         self._device(handle)

@@ -7,7 +7,7 @@ do, on the node with the fewest empty ones; a job without a device goes where de
 from typing import Final
 
 from apportion.placer.policies.base import Plain
-from apportion.placer.rooms import Demand, DeviceRoom, Fit, NodeRoom
+from apportion.placer.rooms import Demand, DeviceRoom, Fit, NodeRoom, amounts_on
 
 _MODEL: Final = 10**12
 _FIRST: Final = 10**8
@@ -65,9 +65,10 @@ def _cost(demand: Demand, device: DeviceRoom) -> int:
     model = demand.models.index(device.model) if demand.models else 0
     if demand.is_whole:
         return model * _MODEL + min(device.memory_mib // _GIB, _COUNT_MAX) * _FIRST
-    memory = demand.memory_mib or device.memory_mib
-    compute_left = _permille(device.free_compute_milli - demand.compute_milli, device.compute_milli)
-    memory_left = _permille(device.free_memory_mib - memory, device.memory_mib)
+    compute, memory = amounts_on(demand, device)
+    compute_left = _permille(device.free_compute_milli - compute, device.compute_milli)
+    # What the pool oversubscribes is less than nothing, and no part may be that.
+    memory_left = _permille(max(0, device.free_memory_mib - memory), device.memory_mib)
     if compute_left < memory_left:
         return model * _MODEL + compute_left * _FIRST + memory_left * _SECOND
     return model * _MODEL + memory_left * _FIRST + compute_left * _SECOND

@@ -13,7 +13,7 @@ from apportion.placer.outlook import Outlook
 from apportion.placer.packing.fragmentation import LOGISTIC_STEPS
 from apportion.placer.policies.base import Plain, preference_of
 from apportion.placer.policies.headroom import tightness
-from apportion.placer.rooms import Demand, Fit, NodeRoom
+from apportion.placer.rooms import Demand, Fit, NodeRoom, amounts_on
 from apportion.placer.values import is_untouched
 
 CANDIDATES: Final = 32
@@ -101,8 +101,9 @@ def _rest(demand: Demand, room: NodeRoom, place: int, *, is_whole: bool) -> _Fre
     device = room.devices[place]
     if is_whole:
         return (0, 0, device.model, 0, device.memory_mib, False)
-    compute = device.free_compute_milli - demand.compute_milli
-    memory = device.free_memory_mib - (demand.memory_mib or device.memory_mib)
+    taken_milli, taken_mib = amounts_on(demand, device)
+    compute = device.free_compute_milli - taken_milli
+    memory = device.free_memory_mib - taken_mib
     share = compute * 1000 // device.compute_milli + memory * 1000 // device.memory_mib
     return (compute, memory, device.model, share, device.memory_mib, False)
 

@@ -12,7 +12,7 @@ from typing import Final
 from apportion.placer.market import LEVEL_MILLE, Market
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies.base import Plain, preference_of
-from apportion.placer.rooms import Demand, Fit, NodeRoom
+from apportion.placer.rooms import Demand, Fit, NodeRoom, amounts_on
 
 CANDIDATES: Final = 16
 PREFERENCE_MILLE: Final = 100
@@ -39,7 +39,8 @@ class Headroom(Plain):
         picks: tuple[int, ...]
         before = outlook.worth(room)
         if demand.devices == 1 and not demand.is_whole:
-            memory = demand.memory_mib or room.devices[fits[0]].memory_mib
+            # An instance may have more than was asked, and no device of these has less.
+            memory = demand.memory_mib or min(amounts_on(demand, room.devices[place])[1] for place in fits)
             place, after = outlook.best_after(
                 room, fits, demand.cpu_milli, demand.host_memory_mib, demand.compute_milli, memory
             )
