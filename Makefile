@@ -6,6 +6,7 @@
 #   make sim [SEED=7] [EVENTS=N]   one simulated run; the same seed is the same run
 #   make e2e                       the whole stack, driven through the command
 #   make bench                     throughput and latency, with the machine beside the figures
+#   make lock, make audit          pin every package by hash; list what is installed, and what is known against it
 #
 # ARGS="…" is handed on to what the verb runs.
 
@@ -17,8 +18,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 MEMBERS := $(wildcard libs/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-# The build backend is installed once and used by all members: an environment of its own for each takes three times as long.
-BACKEND := "hatchling>=1.27" editables
+# Every package by its hash, the build backend among them, which all members share; LOCKED=0 resolves anew instead.
+LOCKED ?= 1
 # Which Python to make the environment with; the first one that is new enough where it is not said.
 PYTHON ?=
 JOBS ?= 2
@@ -26,10 +27,10 @@ SEED ?= 1
 EVENTS ?= 200000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim e2e bench clean
+.PHONY: help venv demo test check format docs sim e2e bench lock audit clean
 
 help:
-	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+	@sed -n '3,11s/^# \{0,1\}//p' Makefile
 
 # Set-up: run again only when a requirement changed.
 $(BIN)/python:
@@ -40,16 +41,20 @@ $(BIN)/python:
 	done; \
 	echo "apportion needs Python 3.11 or later, and found none; name one: make PYTHON=/path/to/python3" >&2; exit 2
 
-$(VENV)/.runtime-ready: requirements.txt $(MEMBERS) | $(BIN)/python
+ifeq ($(LOCKED),0)
+packages = $(PIP) "hatchling>=1.27" editables && $(PIP) --no-build-isolation -r $(1:.lock=.txt)
+else
+packages = $(PIP) --require-hashes -r $(1) && $(PIP) --no-build-isolation --no-deps -r requirements.txt
+endif
+
+$(VENV)/.runtime-ready: requirements.lock requirements.txt $(MEMBERS) | $(BIN)/python
 	@echo "installing apportion into $(VENV)"
-	@$(PIP) $(BACKEND)
-	@$(PIP) --no-build-isolation -r requirements.txt
+	@$(call packages,requirements.lock)
 	@touch $@
 
-$(VENV)/.dev-ready: requirements-dev.txt requirements.txt $(MEMBERS) | $(BIN)/python
+$(VENV)/.dev-ready: requirements-dev.lock requirements-dev.txt requirements.txt $(MEMBERS) | $(BIN)/python
 	@echo "installing apportion and its tools into $(VENV)"
-	@$(PIP) $(BACKEND)
-	@$(PIP) --no-build-isolation -r requirements-dev.txt
+	@$(call packages,requirements-dev.lock)
 	@touch $@ $(VENV)/.runtime-ready
 
 venv: $(VENV)/.dev-ready
@@ -70,6 +75,18 @@ check: $(VENV)/.dev-ready
 format: $(VENV)/.dev-ready
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+
+# Supply chain: an environment of its own, so that what looks at packages is none of them.
+$(VENV)-audit/.ready: | $(BIN)/python
+	@$(BIN)/python -m venv $(VENV)-audit
+	@$(VENV)-audit/bin/python -m pip --disable-pip-version-check install --quiet pip-tools pip-audit cyclonedx-bom
+	@touch $@
+
+lock: $(VENV)-audit/.ready
+	@$(VENV)-audit/bin/python deploy/lock.py
+
+audit: $(VENV)-audit/.ready
+	@$(VENV)-audit/bin/python deploy/audit.py $(ARGS)
 
 docs: $(VENV)/.dev-ready
 	$(BIN)/python docs/generate.py

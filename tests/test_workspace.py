@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PATHS = sorted(
@@ -40,6 +42,40 @@ def test_siblings_are_declared_for_pip_and_for_uv(member: str) -> None:
     assert {f"apportion-{name.replace('_', '-')}" for name in imported} - {own} <= declared
 
 
+def locked(name: str) -> dict[str, str]:
+    """Version by package, of a lock in which every package has its hashes."""
+    pinned: dict[str, str] = {}
+    for entry in re.split(r"\n(?=\S)", (ROOT / name).read_text()):
+        if entry.startswith("#"):
+            continue
+        found = re.match(r"([\w.-]+)==(\S+)", entry)
+        assert found is not None, entry
+        assert "--hash=sha256:" in entry, f"{found[1]} has no hash in {name}"
+        pinned[canonicalize_name(found[1])] = found[2]
+    return pinned
+
+
+def test_locks_agree_with_what_members_ask_for() -> None:
+    """A dependency that is added is pinned with it: `make lock` writes both files."""
+    runtime, dev = locked("requirements.lock"), locked("requirements-dev.lock")
+    assert runtime.items() <= dev.items()
+    wanted = [(line, runtime) for content in MEMBERS.values() for line in content["project"]["dependencies"]]
+    tools = [line for line in (ROOT / "requirements-dev.txt").read_text().splitlines() if line[0] not in "-#"]
+    for line, lock in [*wanted, *((line, dev) for line in tools)]:
+        asked = Requirement(line)
+        if asked.name.startswith("apportion-"):
+            continue
+        found = lock.get(canonicalize_name(asked.name))
+        assert found is not None, f"{line} is in no lock: run `make lock`"
+        assert found in asked.specifier, f"{line}, but {found} is locked: run `make lock`"
+
+
+def test_locks_name_no_place() -> None:
+    """Where packages come from is pip's own configuration."""
+    for name in ("requirements.lock", "requirements-dev.lock"):
+        assert not re.search(r"://|--(extra-)?index|--find-links|--trusted", (ROOT / name).read_text())
+
+
 @pytest.mark.parametrize("member", [name for name in MEMBERS if name.startswith("services/")])
 def test_a_service_has_one_console_script_named_like_itself(member: str) -> None:
     """Images, units and people start it by its name."""
@@ -55,7 +91,8 @@ def test_every_verb_sets_up_its_environment_first(verb: str, tmp_path: Path) -> 
     argv = ["make", "--dry-run", verb, f"VENV={tmp_path / 'venv'}"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert f"-m venv {tmp_path / 'venv'}" in done.stdout
-    assert "install --quiet --no-build-isolation -r requirements" in done.stdout
+    assert re.search(r"install --quiet --require-hashes -r requirements(-dev)?\.lock", done.stdout)
+    assert "install --quiet --no-build-isolation --no-deps -r requirements.txt" in done.stdout
 
 
 def test_ci_calls_the_verb_and_nothing_else() -> None:
