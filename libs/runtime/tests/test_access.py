@@ -111,8 +111,8 @@ SUBSCRIBE = {
     f"{P}.read.>": "monitor operator auditor",
     f"{P}.sample.>": "monitor operator auditor",
     f"{P}.lease.>": "operator auditor",
-    f"{P}.alive.placer.*": "placer operator auditor",
-    f"{P}.alive.>": "operator auditor",
+    f"{P}.alive.placer.*": "placer monitor operator auditor",
+    f"{P}.alive.>": "monitor operator auditor",
 }
 REVOKED = ("anonymous", "stranger", "revoked")
 

@@ -269,7 +269,7 @@ def test_a_round_is_counted_where_it_belongs(make: MakeTelemetry) -> None:
     placer.decided(0, 0.2)
     placer.decided(3, 100.0)
     placer.published(3, 0.004)
-    placer.lag_entries = 5
+    placer.lag_of = lambda: 5
     said = samples(placer)
     assert said["apportion_entries_folded_total"] == said["messaging_client_consumed_messages_total"] == 42
     assert said["apportion_decisions_total"] == 1

@@ -127,7 +127,7 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     f"{prefix}.query.>",
                     f"{prefix}.read.>",
                     f"{prefix}.sample.>",
-                    *_alive(pool, MONITOR),
+                    f"{prefix}.alive.>",
                 ),
                 may_respond=True,
             )

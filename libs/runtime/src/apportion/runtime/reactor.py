@@ -33,7 +33,7 @@ from apportion.contracts.codec import Message, encode_fact
 from apportion.contracts.envelope import Basis, Entry, Stream
 from apportion.contracts.ids import Author, JobId, RunId, job_of_run
 from apportion.runtime.clock import Clock, SystemClock
-from apportion.runtime.standby import Vigil
+from apportion.runtime.standby import Alive, Vigil
 from apportion.runtime.stream import BATCH_EVENTS_MAX, Bus, Fenced, Lease, RawMessage, StreamReader
 
 S = TypeVar("S")
@@ -348,8 +348,12 @@ class Reactor(Generic[S]):
             _, wishes = await self._positions()
             self._caught_up_at = (lease.claim, wishes.last_seq)
         if self._vigil is not None:
-            self._vigil.renew(self.session)
+            self._vigil.renew(self._alive)
         log.info("lease claimed", author=self._author, session=self.session, claim=lease.claim)
+
+    def _alive(self) -> Alive:
+        facts_seq, wishes_seq = self._core.position(self.state)
+        return Alive(session=self.session, facts_seq=facts_seq, wishes_seq=wishes_seq if self._reads_wishes else None)
 
     async def _stand_by(self, vigil: Vigil, facts_seq: int, wishes_seq: int) -> None:
         newest = await self._bus.newest_claim(self._author)

@@ -50,6 +50,10 @@ class Alive(Struct, frozen=True, kw_only=True, omit_defaults=True):
     session: str
     leaving: bool = False
     """It ends by itself and writes nothing more: whoever stands by need not wait."""
+    facts_seq: int = 0
+    """How far it has folded the facts."""
+    wishes_seq: int | None = None
+    """How far it has folded the wishes; None where it reads none."""
 
 
 _ALIVE: Final = msgspec.json.Decoder(Alive)
@@ -120,13 +124,13 @@ class Vigil:
 
         self._tasks.append(asyncio.create_task(speak(), name=f"vigil-{self._author}"))
 
-    def renew(self, session: str) -> None:
-        """Say from now on that ``session`` lives. In the reactor's own loop: a loop that hangs says nothing."""
+    def renew(self, alive: Callable[[], Alive]) -> None:
+        """Say ``alive`` from now on. In the reactor's own loop: a loop that hangs says nothing."""
         self._end_tasks()
 
         async def renew() -> None:
             while True:
-                self._say(Alive(session=session))
+                self._say(alive())
                 await asyncio.sleep(self._renew_s)
 
         self._tasks.append(asyncio.create_task(renew(), name=f"alive-{self._author}"))

@@ -262,8 +262,8 @@ class Telemetry:
         trace_sample_pct: int = 5,
     ) -> None:
         self.service = service
-        self.lag_entries = 0
-        """Entries that the streams hold and this service has not folded yet; set by whoever knows."""
+        self.lag_of: Callable[[], int] = lambda: 0
+        """How many entries this service has received and not folded yet; set by whoever knows."""
         self._decisions = 0
         self._facts_published = 0
         self._entries_folded = 0
@@ -309,7 +309,7 @@ class Telemetry:
         total = self._show_total
 
         def observe_lag(_options: CallbackOptions) -> list[Observation]:
-            return [Observation(self.lag_entries, self._labels)]
+            return [Observation(self.lag_of(), self._labels)]
 
         total(semconv.DECISIONS, lambda: self._decisions, "Decisions that stated at least one fact.", self._labels)
         total(semconv.FACTS_PUBLISHED, lambda: self._facts_published, "Facts stored by the bus.", self._labels)
@@ -329,6 +329,10 @@ class Telemetry:
     def show_total(self, name: str, read: Callable[[], int], about: str) -> None:
         """Show a total that the service itself counts; ``read`` is called whenever somebody scrapes."""
         self._show_total(name, read, about, self._labels)
+
+    def show(self, collector: Collector) -> None:
+        """Show whatever ``collector`` has whenever somebody scrapes."""
+        self._registry.register(collector)
 
     def _durations(self) -> "_Durations":
         publish, fold = self._publish_seconds, self._fold_seconds

@@ -99,6 +99,7 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
             witness=shell,
             vigil=Vigil(bus, ADMISSION, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
         )
+        metrics.lag_of = lambda: reactor.lag
         health = HealthServer(
             SERVICE,
             settings.data_dir,

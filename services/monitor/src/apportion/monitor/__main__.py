@@ -2,20 +2,26 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import structlog
 from msgspec import Meta
 
+from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import MONITOR, PoolId
 from apportion.monitor import core, schemas
 from apportion.monitor.auditing import Recorder
+from apportion.monitor.figures import Figures
 from apportion.monitor.hearing import Hearing
 from apportion.monitor.log import EventLog, log_path
 from apportion.monitor.reading import Reading
+from apportion.monitor.readings import Readings, StreamFills
 from apportion.monitor.replicas import Replicas
+from apportion.monitor.scrape import PoolMetrics, Sources
 from apportion.monitor.service import QueryService
 from apportion.monitor.writer import LogWriter
+from apportion.pool.state import Pool
 from apportion.runtime import telemetry
 from apportion.runtime.clock import SystemClock
 from apportion.runtime.drain import run_service
@@ -23,7 +29,7 @@ from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
 from apportion.runtime.settings import SettingsInvalid, from_command_line
 from apportion.runtime.standby import AuthorSettings, Vigil
-from apportion.runtime.stream import Bus
+from apportion.runtime.stream import Bus, RawMessage
 
 SERVICE: Final = "monitor"
 
@@ -65,6 +71,8 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
         await bus.provision()
         writer = LogWriter(event_log, bus, batch_s=settings.log_batch_ms / 1000, on_logged=metrics.logged)
         recorder = Recorder()
+        figures, readings = Figures(), Readings(bus, clock)
+        witness = _Witness(recorder, figures, readings)
         reactor = Reactor(
             core=core,
             author=MONITOR,
@@ -80,9 +88,12 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             clock=clock,
             meter=metrics,
             vigil=Vigil(bus, MONITOR, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
-            witness=recorder,
+            witness=witness,
         )
         recorder.feed = reactor.feed
+        witness.pool = lambda: reactor.state.pool
+        readings.on_log = lambda: {stream: position.last_seq for stream, position in event_log.positions.items()}
+        fills = StreamFills(bus)
         hearing = Hearing(bus, clock, reactor.feed, suspect_ms=settings.suspect_ms)
         queries = QueryService(
             bus=bus,
@@ -95,6 +106,25 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             clock=clock,
         )
         reading = Reading(bus)
+        metrics.lag_of = lambda: reactor.lag
+        metrics.show(
+            PoolMetrics(
+                Sources(
+                    pool=lambda: reactor.state.pool,
+                    figures=figures,
+                    readings=readings,
+                    clock=clock,
+                    is_active=lambda: reactor.lease is not None,
+                    skews=lambda: hearing.skews.seconds(reactor.state.pool.nodes),
+                    streams=lambda: fills.found,
+                    log_entries=lambda: event_log.head.ordinal,
+                    log_path=path,
+                    is_connected=lambda: bus.client.is_connected,
+                    reconnects=lambda: bus.client.stats["reconnects"],
+                    bus_errors=lambda: bus.errors,
+                )
+            )
+        )
         is_answering = asyncio.Event()
         health = HealthServer(
             SERVICE,
@@ -110,6 +140,8 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
         health.start()
         await writer.start()
         await hearing.start()
+        await readings.start()
+        filling = asyncio.create_task(fills.run(), name="stream-fills")
 
         async def answer_once_active() -> None:
             # Of several monitors one answers, or a question would have as many answers as there are.
@@ -123,6 +155,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             await _until_stopped(stop, reactor, hearing, writer)
         finally:
             answering.cancel()
+            filling.cancel()
             queries.close()
             reading.close()
     finally:
@@ -132,6 +165,24 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             await bus.close()
         await asyncio.to_thread(event_log.close)
         metrics.shutdown()
+
+
+class _Witness:
+    """What has to hear of each entry once it is folded."""
+
+    def __init__(self, recorder: Recorder, figures: Figures, readings: Readings) -> None:
+        self.pool: Callable[[], Pool] = Pool
+        self._recorder = recorder
+        self._figures = figures
+        self._readings = readings
+
+    def saw(self, raw: RawMessage, entry: Entry) -> None:
+        self._recorder.saw(raw, entry)
+        self._readings.saw(raw)
+        self._figures.saw(entry, self.pool())
+
+    def is_settled(self) -> bool:
+        return self._recorder.is_settled()
 
 
 async def _until_stopped(

@@ -17,7 +17,7 @@ from typing import Annotated, Final
 import structlog
 from msgspec import Meta
 
-from apportion.contracts import subjects
+from apportion.contracts import samples, subjects
 from apportion.contracts.causes import DeviceHealth, Mode
 from apportion.contracts.events import Slice
 from apportion.contracts.fields import LABEL
@@ -417,6 +417,7 @@ class Agent:
         health: HealthWatch,
     ) -> None:
         subject = subjects.sample(self._pool, self._node, "usage")
+        of_devices = subjects.sample(self._pool, self._node, samples.DEVICES)
         told_at = 0
         while True:
             await asyncio.sleep(self._settings.watchdog_ms / 1000)
@@ -424,6 +425,7 @@ class Agent:
             if self._clock.monotonic() - told_at >= 1_000_000_000:
                 told_at = self._clock.monotonic()
                 bus.send_soon(subject, shell.usage())
+                bus.send_soon(of_devices, health.samples())
                 health.look()
 
 

@@ -18,6 +18,7 @@ from apportion.contracts.ids import DeviceUuid
 from apportion.node_agent import canaries, core
 from apportion.node_agent.health import Changed, HealthBook
 from apportion.node_agent.nvml import DeviceLost, Devices, NvmlFailed, XidSeen
+from apportion.node_agent.sampling import sampled
 from apportion.runtime.clock import Clock
 
 _READ_EVERY: Final = 5
@@ -98,6 +99,10 @@ class HealthWatch:
             if is_ill and not self._tasks and self._looks % _READ_EVERY == 0:
                 self._tasks.add(task := asyncio.get_running_loop().create_task(self._try(uuid)))
                 task.add_done_callback(self._tasks.discard)
+
+    def samples(self) -> bytes:
+        """How the devices are, as a sample's body."""
+        return sampled(self._devices, self._uuids, at=self._clock.now())
 
     def forget(self) -> None:
         """Every device is new: the driver was loaded again."""

@@ -82,6 +82,7 @@ async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
             meter=metrics,
             vigil=Vigil(bus, PLACER, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
         )
+        metrics.lag_of = lambda: reactor.lag
         health = HealthServer(
             SERVICE,
             settings.data_dir,
