@@ -1017,7 +1017,6 @@ def resources() -> Iterator[dict[str, Any]]:
         ("checkpoint.uri", "s3://bucket/x", "checkpoint.uri"),
         ("runtime.framework", "torch", "runtime.framework"),
         ("data.inputs", ["s3://bucket/x"], "data.inputs"),
-        ("depends_on", [{"job_id": "other"}], "depends_on"),
         ("workload.mounts", ["/data"], "workload.mounts"),
     ):
         yield case(f"not supported yet: {path}", at(path, value), rejected("NotSupported", field))
@@ -1037,6 +1036,8 @@ def resources() -> Iterator[dict[str, Any]]:
         ("retry.memory_factor_pct", 150),
     ):
         yield case(f"honoured: {path} {value}", at(path, value), ADMITTED)
+    unknown = rejected("JobNotFound", "depends_on[0].job_id")
+    yield case("follows a job that nobody asked for", at("depends_on", [{"job_id": "other"}]), unknown)
     for cause in ("Success", "Cancelled"):
         yield case(f"retry on {cause}", at("retry.on", [cause]), rejected(FIELD_INVALID, "retry.on[0]"))
     yield case("retry on nonsense", at("retry.on", ["OutOfMemory", "Bad"]), rejected(FIELD_INVALID, "retry.on[1]"))

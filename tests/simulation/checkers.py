@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode
+from apportion.contracts.causes import Mode, RunCause
 from apportion.contracts.envelope import Basis, Entry, Stream, Undecodable
 from apportion.contracts.ids import (
     ADMISSION,
@@ -25,6 +25,8 @@ from apportion.contracts.ids import (
     job_of_run,
     node_of_author,
 )
+
+ENDS = tuple(kind.__name__ for kind in ev.TERMINAL)
 
 
 class Violation(AssertionError):
@@ -57,6 +59,7 @@ class Checker:
         self.admitted: dict[JobId, ev.JobAdmitted] = {}
         self.holds: dict[JobId, int] = {}
         """Jobs that are held, and the fact that said so."""
+        self.avoided: dict[JobId, tuple[NodeId, ...]] = {}
         self.sizes: dict[JobId, tuple[int, int, int]] = {}
         """Where it isn't the first: milli-GPU and MiB that the job has now, and the fact that said so."""
         self.priorities: dict[JobId, int] = {}
@@ -111,11 +114,23 @@ class Checker:
             case ev.JobAdmitted():
                 must(event.job_id not in self.admitted, "a job is admitted once", event.job_id)
                 self.admitted[event.job_id] = event
+                open_ = tuple(each.job_id for each in event.spec.depends_on if each.job_id not in self.terminal)
+                must(event.waits_for == open_, "a job waits for those it follows that have not ended", event)
             case ev.JobSucceeded() | ev.JobFailed() | ev.JobCancelled() | ev.JobExpired():
                 must(event.job_id in self.admitted, "only admitted jobs end", event.job_id)
                 must(event.job_id not in self.terminal, "a job is terminal once", event.job_id)
                 self.terminal[event.job_id] = type(event).__name__
                 self.ended_at[event.job_id] = entry.seq
+                if isinstance(event, ev.JobFailed) and event.cause is RunCause.DEPENDENCY_FAILED:
+                    must(not self._has_its_turn(event.job_id), "only a dependency that failed fails a job so", event)
+            case ev.JobRequeued():
+                self._lives(event.job_id)
+                self.avoided[event.job_id] = event.avoid_nodes
+                if event.memory_mib:
+                    compute, memory = self.size(event.job_id)
+                    most = max(device.memory_mib for device in self.devices.values())
+                    must(event.memory_mib_before == memory < event.memory_mib <= most, "memory is raised", event)
+                    self.sizes[event.job_id] = (compute, event.memory_mib, entry.seq)
             case ev.JobHeld():
                 self._lives(event.job_id)
                 self.holds.setdefault(event.job_id, entry.seq)
@@ -144,6 +159,13 @@ class Checker:
         must(job_id in self.admitted, "only admitted jobs are changed", job_id)
         must(job_id not in self.terminal, "what has ended stays as it was", job_id)
 
+    def _has_its_turn(self, job_id: JobId) -> bool:
+        """True where every job that this one follows has ended as it asked."""
+        wanted = {"succeeded": {"JobSucceeded"}, "failed": {"JobFailed"}, "ended": set(ENDS)}
+        return all(
+            self.terminal.get(each.job_id) in wanted[each.condition] for each in self.admitted[job_id].spec.depends_on
+        )
+
     def size(self, job_id: JobId) -> tuple[int, int]:
         """Milli-GPU and MiB that the job asks of each device now."""
         spec = self.admitted[job_id].spec
@@ -161,6 +183,8 @@ class Checker:
     def _placed(self, event: ev.RunPlaced) -> None:
         must(event.run_id not in self.placed, "a run is placed once", event.run_id)
         must(event.job_id in self.admitted, "only admitted jobs are placed", event.job_id)
+        must(self._has_its_turn(event.job_id), "nothing is placed before those it follows have ended", event.job_id)
+        must(event.node_id not in self.avoided.get(event.job_id, ()), "a node that a job avoids gets none of it", event)
         self.placed[event.run_id] = event
         if event.node_epoch != self.epochs.get(event.node_id):
             # Stored after a fencing that the placer had not seen: it holds nothing, and must never start.

@@ -692,7 +692,13 @@ class World:
             resources=resources,
             gang=ev.Gang(size=min(rng.choice((1, 1, 1, 1, 1, 1, 2, 3)), self._replicas_that_fit(resources))),
             priority=rng.choice((None, None, 100, 900)),
-            retry=ev.Retry(limit=rng.choice((0, 2)), backoff_s=1),
+            retry=ev.Retry(
+                limit=rng.choice((0, 2)),
+                backoff_s=1,
+                memory_factor_pct=rng.choice((None, 150)),
+                avoid_same_node=rng.choice((None, True)),
+            ),
+            depends_on=self._followed(number) if rng.random() < 0.15 else (),
             time_limit_s=30 if rng.random() < 0.05 else None,
             grace_s=2,
         )
@@ -726,6 +732,14 @@ class World:
         if rng.random() < 0.2:
             self._change_a_job(number)
         self.after(int(rng.expovariate(1 / self.options.arrival_ms) * MS), self._request)
+
+    def _followed(self, number: int) -> tuple[ev.Dependency, ...]:
+        """One or two of the tenant's latest jobs, which may have ended; now and then one that there never was."""
+        mine = [other for other in range(max(1, number - 12), number) if self.owners[other] == self.owners[number]]
+        chosen = self.rng.sample(mine, min(len(mine), self.rng.choice((1, 1, 2))))
+        names = [f"job-x{other}" for other in sorted(chosen)] or ["nobody"]
+        conditions = tuple(ev.DependencyCondition)
+        return tuple(ev.Dependency(job_id=name, condition=self.rng.choice(conditions)) for name in names)
 
     def _change_a_job(self, last: int) -> None:
         """Somebody wants a job otherwise, a new one or one that runs; now and then only to know what would follow."""

@@ -322,7 +322,6 @@ def test_a_refusal_reads_as_plain_words_with_the_next_step() -> None:
         ({"checkpoint": Checkpoint(interval_s=0)}, "checkpoint.interval_s"),
         ({"runtime": Runtime(framework="torch")}, "runtime.framework"),
         ({"data": Data(tier=DataTier.HOT)}, "data.tier"),
-        ({"depends_on": (Dependency(job_id="other"),)}, "depends_on"),
         ({"workload": Workload(command=("a",), env={"TOKEN": SecretRef(secret="hub")})}, "workload.env.TOKEN"),
         ({"gang": Gang(size=2, preferred=True)}, "gang.preferred"),
     ],

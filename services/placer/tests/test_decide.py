@@ -681,6 +681,24 @@ def test_a_job_shares_a_device_only_in_the_modes_that_were_allowed_it() -> None:
     assert [run for run, _, _ in placements(settled(busy))] == ["acme/a/0/1"]
 
 
+def test_a_job_that_follows_others_is_placed_once_they_have_ended_as_it_asked() -> None:
+    """Until then it waits and says for whom; nobody waits behind it, and nothing is kept for it."""
+    first = JobId("acme/first")
+    follows = msgspec.structs.replace(
+        a_job("second", depends_on=(ev.DependsOn(job_id=first),)), waits_for=(first,), answers=2
+    )
+    state = told(a_queue(), a_node(devices=1), follows, a_job("third", answers=3))
+    facts = settled(state)
+    assert placements(facts) == [("acme/third/0/1", "node-1", "GPU-node-1-0")]
+    (waits,) = (fact for fact in facts if isinstance(fact, ev.JobPendingReasonChanged))
+    assert (waits.job_id, waits.code, waits.blocking_ids) == ("acme/second", Pending.DEPENDENCY, (first,))
+    also_told(state, *facts, ev.JobFailed(job_id=first, attempts=1, cause=RunCause.USER_ERROR))
+    assert placements(settled(state)) == []
+    state = told(a_queue(), a_node(devices=1), a_job("first"), follows)
+    also_told(state, ev.JobSucceeded(job_id=first, attempts=1, wait_ms=0, run_ms=0))
+    assert placements(settled(state)) == [("acme/second/0/1", "node-1", "GPU-node-1-0")]
+
+
 @pytest.mark.parametrize("spec", [{"modes": (Mode.EXCLUSIVE,)}, {"dedicated": True}])
 def test_a_job_that_may_share_with_nobody_gets_a_device_of_its_own(spec: dict[str, Any]) -> None:
     """The rest of the device isn't given away, and it counts as held."""

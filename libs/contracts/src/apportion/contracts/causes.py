@@ -104,6 +104,8 @@ class Refusal(StrEnum):
     POOL_STATE = "PoolState"
     """The pool is not in a state in which this can be done."""
     NOT_PERMITTED = "NotPermitted"
+    DEPENDENCY_FAILED = "DependencyFailed"
+    """A job that it is to follow has ended otherwise than it asks."""
     RATE_LIMITED = "RateLimited"
     BUSY = "Busy"
 
@@ -167,6 +169,8 @@ class RunCause(StrEnum):
     """The node was fenced, rebooted, or lost track of the process."""
     STALE = "Stale"
     """The order to start carried an older epoch of the node, or the job no longer wants it."""
+    DEPENDENCY_FAILED = "DependencyFailed"
+    """Of a job that never ran: another, which it was to follow, ended otherwise than it asked."""
     UNKNOWN = "Unknown"
 
 

@@ -666,6 +666,8 @@ class JobAdmitted(Fact, frozen=True, kw_only=True, tag="JobAdmitted.v1"):
     external_uri: str = ""
     sized: Sized | None = None
     """How the memory was found, where the request gave a model."""
+    waits_for: tuple[JobId, ...] = ()
+    """Jobs that have to end before it may be placed: those of `spec.depends_on` that had not ended when it came in."""
     note: str = ""
     """What the publisher could do better; empty where there is nothing to say."""
 
@@ -913,6 +915,8 @@ class JobFailed(Fact, frozen=True, kw_only=True, tag="JobFailed.v1"):
     signal: int | None = None
     run_id: RunId | None = None
     """The run that decided it."""
+    reason: str = ""
+    """In words, where no run decided it."""
 
 
 class JobCancelled(Fact, frozen=True, kw_only=True, tag="JobCancelled.v1"):

@@ -157,6 +157,10 @@ class JobView(Struct):
     queued_at: int = 0
     not_before_at: int = 0
     retries_used: int = 0
+    waits_for: tuple[JobId, ...] = ()
+    """Jobs that have to end before it may be placed."""
+    unmet: JobId | None = None
+    """One that it waited for and that ended otherwise than it asked: it never runs."""
     avoid_nodes: tuple[NodeId, ...] = ()
     """Nodes on which none of it is placed any more."""
     runs: dict[RunId, RunView] = {}
@@ -200,6 +204,8 @@ class Pool(Struct):
     run_jobs: dict[RunId, JobId] = {}
     """Which job each known run belongs to."""
     frozen: bool = False
+    dependents: dict[JobId, list[JobId]] = {}
+    """Job to those that wait, or waited, for its end."""
     leases: dict[str, int] = {}
     """Author to the sequence of its newest claim."""
 
@@ -266,6 +272,7 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
             _resized(pool, entry, event)
         case ev.JobSucceeded() | ev.JobFailed() | ev.JobCancelled() | ev.JobExpired():
             _ended(pool, event.job_id)
+            _followed(pool, entry, event)
         case ev.QueueUpserted():
             quota.upsert(pool.queues, event)
         case ev.NodeRegistered():
@@ -316,7 +323,10 @@ def _admitted(pool: Pool, entry: Entry, event: ev.JobAdmitted) -> None:
         not_before_at=spec.not_before_at,
         pending_since_at=entry.recorded_at,
         last_event=entry.event_id,
+        waits_for=event.waits_for,
     )
+    for other in event.waits_for:
+        pool.dependents.setdefault(other, []).append(event.job_id)
     if (queue := pool.queues.get(spec.queue)) is not None:
         queue.jobs += 1
 
@@ -470,6 +480,42 @@ def _requeued(pool: Pool, entry: Entry, event: ev.JobRequeued) -> None:
     for run_id in [r.run_id for r in job.runs.values() if not r.holds]:
         del job.runs[run_id]
         pool.run_jobs.pop(run_id, None)
+
+
+def is_met(condition: ev.DependencyCondition, end: str) -> bool:
+    """True where a job that ended by that fact ended as the condition asks.
+
+    >>> is_met(ev.DependencyCondition.FAILED, "JobExpired")
+    False
+    """
+    match condition:
+        case ev.DependencyCondition.SUCCEEDED:
+            return end == ev.JobSucceeded.__name__
+        case ev.DependencyCondition.FAILED:
+            return end == ev.JobFailed.__name__
+        case ev.DependencyCondition.ENDED:
+            return True
+
+
+def _followed(
+    pool: Pool, entry: Entry, event: ev.JobSucceeded | ev.JobFailed | ev.JobCancelled | ev.JobExpired
+) -> None:
+    """What the end of a job means for those that wait for it."""
+    for job_id in pool.dependents.pop(event.job_id, ()):
+        job = pool.jobs.get(job_id)
+        if job is None or event.job_id not in job.waits_for:
+            continue
+        wanted = next(each.condition for each in job.spec.depends_on if each.job_id == event.job_id)
+        if not is_met(wanted, type(event).__name__):
+            job.unmet = job.unmet or event.job_id
+            job.last_event = entry.event_id
+            continue
+        job.waits_for = tuple(other for other in job.waits_for if other != event.job_id)
+        if not job.waits_for:
+            job.queued_at = entry.recorded_at
+            job.last_event = entry.event_id
+            if job.hold is None:
+                _look_anew(job)
 
 
 def _held(pool: Pool, event: ev.JobHeld) -> None:

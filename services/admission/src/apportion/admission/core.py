@@ -33,7 +33,7 @@ from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.ids import JobId, QueueId, TenantId, is_name
 from apportion.pool import quota
 from apportion.pool.quota import QueueView
-from apportion.pool.state import JobState, JobView
+from apportion.pool.state import JobState, JobView, is_met
 
 __all__ = ["POLICY", "State", "decide", "evolve", "initial", "position", "restore", "snapshot", "wake_at"]
 
@@ -190,6 +190,13 @@ class _Round:
             self._reject(asked, admissible, request.job_id)
             return
         spec, size = admissible
+        followed = self._followed(asked, request)
+        if isinstance(followed, Refused):
+            self._reject(asked, followed, request.job_id)
+            return
+        depends_on, waits_for = followed
+        if depends_on:
+            spec = replace(spec, depends_on=depends_on)
         job_id = self._job_id(asked, request)
         taken = self._taken_by(job_id)
         if taken:
@@ -215,6 +222,7 @@ class _Round:
             quota_used_mib=queue.used_memory_mib,
             external_uri=request.external_uri or "",
             sized=size,
+            waits_for=waits_for,
             note=_NOTES.get(asked.ingress, ""),
             caused_by=asked.event_id,
         )
@@ -262,6 +270,47 @@ class _Round:
             or validate.not_offered(spec, self._state.offers)
             or (spec, size)
         )
+
+    def _followed(
+        self, asked: Asked, request: ev.JobRequested
+    ) -> tuple[tuple[ev.DependsOn, ...], tuple[JobId, ...]] | Refused:
+        """The jobs that this one is to follow, and those of them that have not ended.
+
+        They have to be there before it, so jobs can't wait for each other in a circle.
+        """
+        depends_on: dict[JobId, ev.DependsOn] = {}
+        waits_for: list[JobId] = []
+        for index, dependency in enumerate(request.depends_on):
+            field = f"depends_on[{index}].job_id"
+            job_id = JobId(f"{asked.tenant}/{dependency.job_id}")
+            if dependency.job_id == request.job_id or job_id in depends_on:
+                return Refused(
+                    code=Refusal.FIELD_CONFLICT,
+                    field=field,
+                    expected="another job, named once",
+                    found=dependency.job_id,
+                )
+            if not self._taken_by(job_id):
+                return Refused(
+                    code=Refusal.JOB_NOT_FOUND,
+                    field=field,
+                    expected="a job of the tenant's that was admitted before",
+                    found=dependency.job_id,
+                    hint="Ask for the jobs that go first before those that follow them.",
+                )
+            end = self._ended.get(job_id) or self._state.kept.remembered.end_of(job_id)
+            if end and not is_met(dependency.condition, end):
+                return Refused(
+                    code=Refusal.DEPENDENCY_FAILED,
+                    field=f"depends_on[{index}]",
+                    expected=f"{dependency.job_id} {dependency.condition}",
+                    found=f"{job_id}, which ended by {end}",
+                    hint="It can't end otherwise any more: leave it out, or name the job that took its place.",
+                )
+            depends_on[job_id] = ev.DependsOn(job_id=job_id, condition=dependency.condition)
+            if not end:
+                waits_for.append(job_id)
+        return tuple(depends_on.values()), tuple(waits_for)
 
     def _job_id(self, asked: Asked, request: ev.JobRequested) -> JobId:
         names = _names(asked.tenant, request, asked.seq)

@@ -3,6 +3,7 @@
 ::
 
     queued ── deadline ─────────────────────────────► JobExpired
+        └ ─── a job that it follows ended otherwise ─► JobFailed(DependencyFailed)
     running ─ every run ended well, and released ───► JobSucceeded
         │ ─── a run ended otherwise while others live ► JobStopping(GangBroken)
         │ ─── deadline, time limit ─────────────────► JobStopping(Deadline, TimeLimit)
@@ -12,13 +13,14 @@
 Looks at one job at a time, and answers no wishes: a cancellation or preemption comes in as JobStopping.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import SPENDS_NO_RETRY, RunCause, StopCause
-from apportion.contracts.ids import NodeId, replica_of_run
+from apportion.contracts.ids import JobId, NodeId, replica_of_run
 from apportion.contracts.units import ms_from_ns, ns_from_s
-from apportion.pool.state import JobState, JobView, Pool, RunState, RunView
+from apportion.pool.state import JobState, JobView, NodeState, Pool, RunState, RunView
 
 ACTOR: Final = "service:admission"
 BACKOFF_S_MAX: Final = 300
@@ -35,6 +37,11 @@ _SAYS_NOTHING_OF_NODE: Final = frozenset(
 )
 """Ends for which another node would have been no better."""
 _OUT_OF_MEMORY: Final = frozenset({RunCause.OUT_OF_MEMORY, RunCause.QUOTA_EXCEEDED})
+_ENDED_AS: Final[Mapping[ev.DependencyCondition, str]] = {
+    ev.DependencyCondition.SUCCEEDED: "succeeded",
+    ev.DependencyCondition.FAILED: "failed",
+    ev.DependencyCondition.ENDED: "ended",
+}
 AVOIDED_MAX: Final = 64
 """Nodes that a job avoids at most: those that it met first are forgiven first."""
 
@@ -71,7 +78,9 @@ def is_due_now(job: JobView) -> bool:
             return is_settled(job) or (is_broken and has_live_runs(job))
         case JobState.STOPPING:
             return is_settled(job)
-        case JobState.QUEUED | JobState.ENDED:
+        case JobState.QUEUED:
+            return job.unmet is not None
+        case JobState.ENDED:
             return False
 
 
@@ -107,6 +116,8 @@ def next_fact(job: JobView, now: int, requested_at: int, pool: Pool) -> ev.Fact 
         case JobState.ENDED:
             return None
         case JobState.QUEUED:
+            if job.unmet is not None:
+                return _unmet(job, job.unmet)
             return _expired(job) if is_past_deadline else None
         case JobState.RUNNING:
             if is_settled(job):
@@ -139,6 +150,17 @@ def next_fact(job: JobView, now: int, requested_at: int, pool: Pool) -> ev.Fact 
 
 def _expired(job: JobView) -> ev.JobExpired:
     return ev.JobExpired(job_id=job.job_id, deadline_at=job.spec.deadline_at, caused_by=job.last_event)
+
+
+def _unmet(job: JobView, other: JobId) -> ev.JobFailed:
+    wanted = next(each.condition for each in job.spec.depends_on if each.job_id == other)
+    return ev.JobFailed(
+        job_id=job.job_id,
+        attempts=0,
+        cause=RunCause.DEPENDENCY_FAILED,
+        reason=f"it was to run once {other} has {_ENDED_AS[wanted]}, which ended otherwise",
+        caused_by=job.last_event,
+    )
 
 
 def _stopping(job: JobView, cause: StopCause, reason: str, caused_by: str) -> ev.JobStopping:
@@ -214,8 +236,30 @@ def _avoided(job: JobView, pool: Pool) -> tuple[NodeId, ...]:
         - set(job.avoid_nodes)
     )
     avoided = (*job.avoid_nodes, *failed)[-AVOIDED_MAX:]
-    # Where that leaves no node at all, meeting one again is better than never running.
-    return avoided if pool.nodes.keys() - set(avoided) else ()
+    # Where the others could never host it, meeting one again is better than never running.
+    return avoided if _could_host(job.spec, pool, set(avoided)) else ()
+
+
+def _could_host(spec: ev.JobSpec, pool: Pool, avoided: set[NodeId]) -> bool:
+    """True where the other nodes have room for the whole job when empty, each replica with devices of its own."""
+    room = 0
+    for node_id, node in pool.nodes.items():
+        if node_id in avoided or node.state is NodeState.FENCED:
+            continue
+        counts = [spec.replicas]
+        if spec.devices:
+            matching = sum(
+                1
+                for view in node.devices.values()
+                if view.device.memory_mib >= spec.memory_mib and (not spec.models or view.device.model in spec.models)
+            )
+            counts.append(matching // spec.devices)
+        if spec.cpu_milli:
+            counts.append(node.cpu_milli // spec.cpu_milli)
+        if spec.host_memory_mib:
+            counts.append(node.memory_mib // spec.host_memory_mib)
+        room += min(counts)
+    return room >= spec.replicas
 
 
 def _more_memory(job: JobView, cause: RunCause, pool: Pool) -> int:

@@ -274,8 +274,11 @@ class State:
                 for job_id in sorted(jobs):
                     self.reconsider(job_id)
                 return
+        followers = tuple(pool.dependents.get(event.job_id, ())) if isinstance(event, ev.TERMINAL) else ()
         pool_state.evolve(pool, entry)
         self._fold_own(entry, event)
+        for job_id in followers:
+            self.reconsider(job_id)
 
     def _is_news(self, job: JobView, event: ev.RunStarted | ev.RunFinished | ev.RunReleased) -> bool:
         """Whether the fact can change when the job goes on: most facts of a large gang can't, and looking costs."""

@@ -47,7 +47,7 @@ SERVICE_CLASSES: Final[Mapping[WorkloadKind, ServiceClass]] = {
     WorkloadKind.HPC: ServiceClass.STANDARD,
 }
 MODES_SUPPORTED: Final = (Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE, Mode.MIG)
-NO_RETRY_CAUSES: Final = (RunCause.SUCCESS, RunCause.CANCELLED)
+NO_RETRY_CAUSES: Final = (RunCause.SUCCESS, RunCause.CANCELLED, RunCause.DEPENDENCY_FAILED)
 """Ends after which nobody can want another attempt."""
 GRACE_S_DEFAULT: Final = 10
 BUFFER_PCT: Final = 10
@@ -251,7 +251,6 @@ def _is_ordinary(request: JobRequested) -> bool:
         and request.placement is None
         and request.runtime is None
         and request.data is None
-        and not request.depends_on
         and workload.image is None
         and not workload.mounts
         and resources.device is None
@@ -319,8 +318,6 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "runtime.framework", request.runtime.framework
     for field in ("elastic", "sla", "bid", "checkpoint", "data"):
         yield from _parts_asked(field, getattr(request, field))
-    if request.depends_on:
-        yield "depends_on", f"{len(request.depends_on)} jobs"
 
 
 def _parts_asked(field: str, asked: Struct | None) -> Iterator[tuple[str, str]]:

@@ -179,6 +179,25 @@ def held_back(hold: JobHeld) -> Reason:
     return Reason(code=Pending.HELD, hint=f"Held {who}{why}. It can be placed once it is released.")
 
 
+def waits_on(job: JobView) -> Reason:
+    """Why a job that is to follow others waits."""
+    count = len(job.waits_for)
+    which = job.waits_for[0] if count == 1 else f"{count} other jobs"
+    return Reason(
+        code=Pending.DEPENDENCY,
+        requested={"depends_on": len(job.spec.depends_on)},
+        available={"depends_on": len(job.spec.depends_on) - count},
+        blocking_ids=tuple(job.waits_for[:BLOCKERS_MAX]),
+        hint=f"It is placed once {which} ended as it asked; if one ends otherwise, it fails.",
+    )
+
+
+def _put_off(job: JobView) -> Reason:
+    if job.hold is not None:
+        return held_back(job.hold)
+    return waits_on(job) if job.waits_for else too_early(job)
+
+
 def changes(round_: Round) -> Iterator[tuple[JobView, Reason]]:
     """What is to be said of those who wait: first of the first in each line, then of the rest, both in order.
 
@@ -201,7 +220,7 @@ def changes(round_: Round) -> Iterator[tuple[JobView, Reason]]:
     for key, number in chain(sorted(firsts), merge(rest, _early(round_))):
         if number < 0:
             job = jobs[key[3]]
-            yield job, too_early(job) if job.hold is None else held_back(job.hold)
+            yield job, _put_off(job)
             continue
         line = blocked[number]
         reason = known.get(line.shape)

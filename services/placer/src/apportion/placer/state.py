@@ -123,7 +123,7 @@ class State:
     untold: set[JobId] = field(default_factory=set)
     """Those of the delayed of which nothing was said at all."""
     held: set[JobId] = field(default_factory=set)
-    """Jobs that somebody holds and of which that was not said yet."""
+    """Jobs that somebody holds, or that wait for others to end, and of which that was not said yet."""
     stops: set[RunId] = field(default_factory=set)
     """Live runs that must end and were not told."""
     holders: list[HolderKey] = field(default_factory=list)
@@ -220,6 +220,8 @@ def evolve(state: State, entry: Entry) -> State:
             | ev.JobPendingReasonChanged()
         ):
             jobs.add(event.job_id)
+            if isinstance(event, ev.TERMINAL):
+                jobs.update(pool.dependents.get(event.job_id, ()))
         case ev.RunPlaced():
             jobs.add(event.job_id)
             node, slices = event.node_id, event.slices
@@ -337,9 +339,9 @@ def _refresh_waiting(state: State, job_id: JobId, job: JobView | None) -> None:
     state.held.discard(job_id)
     if job is None or job.state is not JobState.QUEUED:
         return
-    if job.hold is not None:
+    if job.hold is not None or job.waits_for:
         # It is in no group: it isn't placed, nothing is kept for it, and nobody waits behind it.
-        if job.pending is not Pending.HELD:
+        if job.pending is not (Pending.DEPENDENCY if job.hold is None else Pending.HELD):
             state.held.add(job_id)
         return
     key = order_of(job)
