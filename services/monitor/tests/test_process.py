@@ -31,7 +31,10 @@ from apportion.contracts.ids import (
     agent_author,
 )
 from apportion.contracts.testing import a_job, a_job_request, a_node, a_placement
+from apportion.monitor import attest
+from apportion.monitor.checkpoints import side_file
 from apportion.monitor.log import log_path, messages_of, verify
+from apportion.monitor.signing import key_path, public_key_of, public_key_path
 from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.stream import Bus, RawMessage
 
@@ -279,6 +282,12 @@ async def test_it_answers_what_people_ask(server: EmbeddedServer, tmp_path: Path
             reply = await bus.client.request(subjects.query(POOL, "sql"), broken, timeout=10)
             assert msgspec.json.decode(reply.data)["error"]["code"] == "QuestionInvalid"
         assert await monitor.end() == 0, monitor.stderr.read_text()
+    path = log_path(monitor.data_dir, POOL)
+    key = public_key_of(str(public_key_path(key_path(monitor.data_dir))))
+    verdict = attest.verify(path, public_key=key, anchors=attest.anchors_in(side_file(path)))
+    assert (verdict.ok, verdict.signed_ordinal) == (True, verdict.rows), (
+        "a monitor that was told to stop signs all of it"
+    )
     await bus.close()
 
 

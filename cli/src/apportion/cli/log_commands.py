@@ -11,6 +11,7 @@ from apportion.cli.output import output_option, print_object, print_rows, say, t
 
 if TYPE_CHECKING:
     from apportion.cli.places import Place
+    from apportion.monitor.signing import Checkpoint
 
 
 @cli.command()
@@ -62,21 +63,60 @@ def log_group() -> None:
 @click.option(
     "--file", "file", type=click.Path(dir_okay=False, exists=True), help="This log file instead of the pool's."
 )
+@click.option("--key", metavar="HEX|FILE", help="The public key that must have signed it. Default: keys/log.pub.")
+@click.option(
+    "--anchors",
+    "anchors",
+    type=click.Path(dir_okay=False, exists=True),
+    help="Checkpoints that were kept elsewhere, one a line. Default: the file beside the log.",
+)
 @output_option
 @pool_options
-def log_verify(file: str | None, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> int:
-    """Recompute every hash of the log. Ends with 9, naming the first bad sequence, where it is not what was written."""
+def log_verify(
+    *,
+    file: str | None,
+    key: str | None,
+    anchors: str | None,
+    output: str,
+    data_dir: str | None,
+    pool: str | None,
+    bus_url: str | None,
+) -> int:
+    """Recompute every hash of the log and check every signature over it.
+
+    Ends with 9, naming the first bad sequence, where it is not what was written. A key and anchors that were kept out
+    of the reach of the log's own administrator prove most.
+    """
     import msgspec
 
-    from apportion.monitor.damage import verify
+    from apportion.monitor import attest
+    from apportion.monitor.checkpoints import side_file
+    from apportion.monitor.signing import key_path, public_key_of, public_key_path
 
-    path = Path(file) if file else log_to_read(place_of(data_dir, pool, bus_url))
-    verdict = verify(path)
+    if file is not None:
+        path, public = Path(file), None
+        beside = side_file(path)
+    else:
+        place = place_of(data_dir, pool, bus_url)
+        path, public = log_to_read(place), public_key_path(key_path(place.data_dir))
+        beside = side_file(_log_of(place))
+    if key is not None:
+        trusted: str | None = public_key_of(key)
+    else:
+        trusted = public_key_of(str(public)) if public is not None and public.exists() else None
+    kept = Path(anchors) if anchors is not None else beside
+    verdict = attest.verify(path, public_key=trusted, anchors=_kept_anchors(path, kept, is_given=anchors is not None))
     content = {"path": str(path), **msgspec.to_builtins(verdict)}
 
     def text() -> str:
         if verdict.first_bad is None:
-            return f"ok: {verdict.rows} rows, no gap, chain whole, head {verdict.head_hash[:16]} ({path})"
+            signed = (
+                f"signed up to row {verdict.signed_ordinal} by {verdict.public_key[:16]} "
+                f"({verdict.checkpoints} checkpoints, {verdict.anchors} anchors)"
+                if verdict.checkpoints
+                else "NOT SIGNED"
+            )
+            return f"ok: {verdict.rows} rows, no gap, chain whole, head {verdict.head_hash[:16]}, {signed} ({path})"
         bad = verdict.first_bad
         return (
             f"BAD: {bad.stream} sequence {bad.stream_seq} (row {bad.ordinal}): {bad.what}; "
@@ -85,6 +125,24 @@ def log_verify(file: str | None, output: str, data_dir: str | None, pool: str | 
 
     print_object(content, kind="verdict", output=output, text=text)
     return Exit.OK if verdict.ok else Exit.INTEGRITY
+
+
+def _kept_anchors(path: Path, kept: Path, *, is_given: bool) -> "list[Checkpoint]":
+    """The anchors to hold against a log; of a running pool those that its copy reaches, unless a file was named."""
+    from apportion.monitor.attest import anchors_in
+    from apportion.monitor.log import LogFile
+
+    if not kept.exists():
+        return []
+    found = anchors_in(kept)
+    if is_given or kept.parent == path.parent:
+        return found
+    log = LogFile.open(path)
+    try:
+        last = log.last_ordinal()
+    finally:
+        log.close()
+    return [one for one in found if one.ordinal <= last]
 
 
 @cli.command()
@@ -184,9 +242,13 @@ def _play(path: Path, folds: Path | None, *, span: tuple[str, str | None], speed
 
 def _folds_of(place: "Place") -> Path:
     """Where folds of the pool's log are kept, whichever copy of it is read."""
+    return _log_of(place).with_suffix(".folds")
+
+
+def _log_of(place: "Place") -> Path:
     from apportion.cli.places import log_file
 
-    return log_file(place.data_dir, place.pool).with_suffix(".folds")
+    return log_file(place.data_dir, place.pool)
 
 
 def log_to_read(place: "Place") -> Path:

@@ -12,6 +12,7 @@ from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import MONITOR, PoolId
 from apportion.monitor import core, schemas
 from apportion.monitor.auditing import Recorder
+from apportion.monitor.checkpoints import Checkpoints
 from apportion.monitor.figures import Figures
 from apportion.monitor.hearing import Hearing
 from apportion.monitor.log import EventLog, log_path
@@ -20,6 +21,7 @@ from apportion.monitor.readings import Readings, StreamFills
 from apportion.monitor.replicas import Replicas
 from apportion.monitor.scrape import PoolMetrics, Sources
 from apportion.monitor.service import QueryService
+from apportion.monitor.signing import key_path, signer_at
 from apportion.monitor.writer import LogWriter
 from apportion.pool.state import Pool
 from apportion.runtime import telemetry
@@ -49,6 +51,10 @@ class MonitorSettings(AuthorSettings, frozen=True, kw_only=True):
     """Whether flapping nodes, and nodes on which runs fail, are cordoned without anybody asking."""
     log_batch_ms: Annotated[int, Meta(ge=1, le=1_000)] = 250
     """How long the log waits for more rows before it commits those that came."""
+    anchor_command: str = ""
+    """A program and its arguments that keep a signed checkpoint, JSON on standard input, where we can't change it."""
+    anchor_s: Annotated[int, Meta(ge=1, le=86_400)] = 60
+    """How often it is called at most."""
 
 
 async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
@@ -69,7 +75,20 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             **settings.link(),
         )
         await bus.provision()
-        writer = LogWriter(event_log, bus, batch_s=settings.log_batch_ms / 1000, on_logged=metrics.logged)
+        checkpoints = Checkpoints(
+            event_log,
+            signer_at(key_path(settings.data_dir)),
+            pool=pool,
+            anchor_command=settings.anchor_command,
+            anchor_s=settings.anchor_s,
+        )
+        writer = LogWriter(
+            event_log,
+            bus,
+            batch_s=settings.log_batch_ms / 1000,
+            checkpoints=checkpoints,
+            on_logged=metrics.logged,
+        )
         recorder = Recorder()
         figures, readings = Figures(), Readings(bus, clock)
         witness = _Witness(recorder, figures, readings)

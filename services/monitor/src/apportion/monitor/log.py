@@ -55,6 +55,8 @@ _APPLIED_BODY: Final = (
     "last_payload_sha256 BLOB, last_hash BLOB NOT NULL"
 )
 
+_CHECKPOINTS_BODY: Final = "ordinal BIGINT NOT NULL, checkpoint VARCHAR NOT NULL"
+
 VIEWS: Final = (
     "v_event",
     "v_job",
@@ -227,6 +229,14 @@ class Verdict(Struct, frozen=True, kw_only=True):
     head_ordinal: int
     head_hash: str
     first_bad: BadRow | None = None
+    checkpoints: int = 0
+    """Signed heads that the log holds, all of them good; as far as they were looked at (attest.py)."""
+    signed_ordinal: int = 0
+    """The newest row that one of them speaks for."""
+    public_key: str = ""
+    """Whose signature the newest one is, in hex."""
+    anchors: int = 0
+    """Signed heads that were kept elsewhere and fit."""
 
 
 class Stored(Struct, frozen=True, kw_only=True):
@@ -260,6 +270,8 @@ class EventLog:
         self._copying_lock = threading.Lock()
         self.positions = {stream: Position(stream=stream) for stream in Stream}
         self.head = Head()
+        self.signed_ordinal = 0
+        """The newest row that a checkpoint speaks for."""
 
     @classmethod
     def open(cls, path: Path, *, memory_limit: str = "512MB") -> Self:
@@ -340,6 +352,14 @@ class EventLog:
             self.head = Head(ordinal=ordinal, recorded_at=rows[-1][_FIRST_ENVELOPE], hash=previous)
         return len(rows)
 
+    def add_checkpoint(self, ordinal: int, checkpoint: str) -> None:
+        """Keep what was signed over the row with this ordinal. Between two appends. Raises LogWriteFailed."""
+        try:
+            self._connection.execute("INSERT INTO checkpoints VALUES (?, ?)", [ordinal, checkpoint])
+        except duckdb.Error as err:
+            raise LogWriteFailed(rows=1, detail=_first_line(err)) from err
+        self.signed_ordinal = ordinal
+
     def ask(self, question: str, parameters: Sequence[object] = ()) -> Answer:
         """The answer to one of our own questions, as of the last commit. Not for other people's SQL (see sql.py)."""
         with self._reading_lock:
@@ -369,6 +389,7 @@ class EventLog:
     def _copy(self, cursor: "duckdb.DuckDBPyConnection", path: Path) -> Head:
         cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.events({_EVENTS_BODY})")
         cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.applied({_APPLIED_BODY})")
+        cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.checkpoints({_CHECKPOINTS_BODY})")
         cursor.execute("BEGIN")
         try:
             last = _one(cursor.execute("SELECT coalesce(max(ordinal), 0) FROM replica.events"))
@@ -377,6 +398,12 @@ class EventLog:
             cursor.execute(
                 f"INSERT INTO replica.events({_NAMES}) SELECT {_NAMES} FROM {self._catalog}.events WHERE ordinal > ?",
                 [last],
+            )
+            # Not those of rows that came since: the copy would seem to lack its tail.
+            cursor.execute(
+                f"INSERT INTO replica.checkpoints SELECT * FROM {self._catalog}.checkpoints "
+                "WHERE ordinal > (SELECT coalesce(max(ordinal), 0) FROM replica.checkpoints) "
+                "AND ordinal <= (SELECT coalesce(max(ordinal), 0) FROM replica.events)"
             )
             cursor.execute("DELETE FROM replica.applied")
             cursor.execute(f"INSERT INTO replica.applied SELECT * FROM {self._catalog}.applied")
@@ -447,6 +474,9 @@ class EventLog:
             connection.execute("INSERT INTO meta VALUES ('schema', ?), ('views', '')", [wanted["schema"]])
             connection.execute("COMMIT")
             changed = True
+        if "checkpoints" not in known:
+            connection.execute(f"CREATE TABLE checkpoints({_CHECKPOINTS_BODY})")
+            changed = True
         found = dict(connection.execute("SELECT key, value FROM meta").fetchall())
         if found["schema"] != wanted["schema"]:
             raise LogUnavailable(
@@ -464,6 +494,7 @@ class EventLog:
             connection.execute("CHECKPOINT")
 
     def _load(self) -> None:
+        self.signed_ordinal = int(_one(self._connection.execute("SELECT coalesce(max(ordinal), 0) FROM checkpoints")))
         for row in self._connection.execute(
             "SELECT stream, last_seq, last_ordinal, last_event_id, last_payload_sha256, last_hash FROM applied"
         ).fetchall():
@@ -792,6 +823,26 @@ class LogFile:
         """The chain's hash at a row; None where there is none."""
         found = self.ask("SELECT hash FROM events WHERE stream = ? AND stream_seq = ?", [stream.value, seq])
         return bytes(found[0][0]) if found else None
+
+    def last_ordinal(self) -> int:
+        """The newest row; 0 for none."""
+        return int(self.ask("SELECT coalesce(max(ordinal), 0) FROM events")[0][0])
+
+    def hash_at(self, ordinal: int) -> bytes | None:
+        """The chain's hash at a row; None where there is none."""
+        found = self.ask("SELECT hash FROM events WHERE ordinal = ?", [ordinal])
+        return bytes(found[0][0]) if found else None
+
+    def place_of(self, ordinal: int) -> tuple[str, int] | None:
+        """Stream and sequence of a row; None where there is none."""
+        found = self.ask("SELECT stream, stream_seq FROM events WHERE ordinal = ?", [ordinal])
+        return (str(found[0][0]), int(found[0][1])) if found else None
+
+    def checkpoints(self) -> list[tuple[int, str]]:
+        """What was signed, by row; nothing of a log that was never signed."""
+        if not self.ask("SELECT 1 FROM duckdb_tables() WHERE table_name = 'checkpoints'"):
+            return []
+        return [(int(o), str(text)) for o, text in self.ask("SELECT * FROM checkpoints ORDER BY ordinal")]
 
     def facts(self, *, after: int, to: int, rows: int = 20_000) -> "Iterator[FactRow]":
         """Facts after one sequence up to another, in order. Raises LogDamaged."""

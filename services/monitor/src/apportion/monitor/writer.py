@@ -17,6 +17,7 @@ from nats.js.errors import NotFoundError
 
 from apportion.contracts.codec import TYPE_PREFIX
 from apportion.contracts.envelope import Stream
+from apportion.monitor.checkpoints import Checkpoints
 from apportion.monitor.log import EventLog, check_bus
 from apportion.runtime.stream import Bus, RawMessage, StreamReader
 
@@ -43,12 +44,14 @@ class LogWriter:
         bus: Bus,
         *,
         batch_s: float,
+        checkpoints: Checkpoints | None = None,
         on_committed: Callable[[int, float], None] | None = None,
         on_logged: Callable[[str, str, str], None] | None = None,
     ) -> None:
         self._log = event_log
         self._bus = bus
         self._batch_s = batch_s
+        self._checkpoints = checkpoints
         self._on_committed = on_committed
         self._on_logged = on_logged
         """Told of each event that carried a trace context: its type, its job, the context."""
@@ -72,7 +75,11 @@ class LogWriter:
                     # A commit costs as much as a hundred rows: what comes in the next moments shares it.
                     await asyncio.wait({stopping}, timeout=self._batch_s)
                 await self._write()
+                if self._checkpoints is not None:
+                    await self._checkpoints.write_if_due()
             await self._flush()
+            if self._checkpoints is not None:
+                await self._checkpoints.finish()
         finally:
             stopping.cancel()
 
@@ -94,7 +101,8 @@ class LogWriter:
             return
         waits = {asyncio.create_task(reader.ready.wait()) for reader in self._readers.values()}
         try:
-            await asyncio.wait({*waits, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            due_in_s = None if self._checkpoints is None else self._checkpoints.due_in_s()
+            await asyncio.wait({*waits, stopping}, timeout=due_in_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
