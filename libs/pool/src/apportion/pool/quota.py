@@ -20,7 +20,7 @@ MEMORY: Final = "memory_mib"
 CPU: Final = "cpu_milli"
 JOBS: Final = "jobs"
 RESOURCES: Final = (COMPUTE, MEMORY, CPU, JOBS)
-ONE_JOB: Final[Mapping[str, int]] = {JOBS: 1}
+ONE_JOB: Final[Amounts] = {JOBS: 1}
 LEVELS_MAX: Final = 8
 """Queues above one another."""
 
@@ -40,6 +40,8 @@ class QueueView(Struct):
     is_cordoned: bool = False
     used: Amounts = {}
     """Held by runs here and below: a projection of the runs, without what is 0."""
+    used_by: dict[TenantId, Amounts] = {}
+    """The same of its own runs alone, by tenant."""
     jobs: int = 0
     """Jobs of its own that have not ended."""
 

@@ -155,6 +155,8 @@ class JobView(Struct):
     admitted_seq: int = 0
     """Sequence of its JobAdmitted: its age in any order."""
     queued_at: int = 0
+    waits_since_at: int = 0
+    """What its waiting counts from: its admission, when it was preempted last, or when a hold ended."""
     not_before_at: int = 0
     retries_used: int = 0
     waits_for: tuple[JobId, ...] = ()
@@ -263,6 +265,7 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
         case ev.JobReleased():
             if (job := pool.jobs.get(event.job_id)) is not None:
                 job.hold = None
+                job.waits_since_at = entry.recorded_at
                 job.last_event = entry.event_id if job.state is JobState.QUEUED else job.last_event
                 _look_anew(job)
         case ev.JobReprioritized():
@@ -320,6 +323,7 @@ def _admitted(pool: Pool, entry: Entry, event: ev.JobAdmitted) -> None:
         requested_at=entry.recorded_at,
         admitted_seq=entry.seq,
         queued_at=entry.recorded_at,
+        waits_since_at=entry.recorded_at,
         not_before_at=spec.not_before_at,
         pending_since_at=entry.recorded_at,
         last_event=entry.event_id,
@@ -472,6 +476,9 @@ def _requeued(pool: Pool, entry: Entry, event: ev.JobRequeued) -> None:
     job.resize = None
     job.not_before_at = max(job.spec.not_before_at, event.not_before_at)
     job.queued_at = entry.recorded_at
+    if event.cause is RunCause.PREEMPTED:
+        # Who made room for others doesn't stand before them again for the time in which it ran.
+        job.waits_since_at = entry.recorded_at
     job.pending = Pending.PENDING_EVALUATION
     job.pending_fact = None
     job.pending_since_at = entry.recorded_at
@@ -678,10 +685,14 @@ def _charge(pool: Pool, run: RunView, sign: int) -> None:
     job.holding += sign
     # A job counts once, however many runs it has: with the first that holds something, until the last.
     is_edge = job.holding == (1 if sign > 0 else 0)
+    charge = run.charge | quota.ONE_JOB if is_edge else run.charge
     for queue in quota.lineage(pool.queues, job.spec.queue):
-        quota.add(queue.used, run.charge, sign)
-        if is_edge:
-            quota.add(queue.used, quota.ONE_JOB, sign)
+        quota.add(queue.used, charge, sign)
+    if (own := pool.queues.get(job.spec.queue)) is not None:
+        held = own.used_by.setdefault(job.tenant, {})
+        quota.add(held, charge, sign)
+        if not held:
+            del own.used_by[job.tenant]
 
 
 def _charge_of(pool: Pool, run: RunView) -> quota.Amounts:

@@ -25,6 +25,8 @@ from apportion.runtime.stream import Bus
 
 SERVICE: Final = "placer"
 _DEFAULT: Final = Settings()
+_Seconds = Annotated[int, Meta(ge=0, le=2_147_483_647)]
+_Points = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +48,38 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """Percent of a shared device's memory that nobody may book; not beside oversubscription."""
     memory_oversubscribe_pct: Annotated[int, Meta(ge=100, le=400)] = _DEFAULT.memory_oversubscribe_pct
     """Percent of a shared device's memory that may be booked: above 100 more than there is, at the tenants' risk."""
+    order: Literal["classes", "seed"] = "classes"
+    """How jobs of a queue are ordered that doesn't say so itself."""
+    between_queues: Literal["fair", "classes"] = "fair"
+    """Whose turn it is: by guarantees and shares, or first by the service class of who is next."""
+    fair_half_life_s: _Seconds = _DEFAULT.fair_half_life_s
+    """Seconds after which half of what was held is forgotten; 0: shares are of what is held now."""
+    ageing_s: _Seconds = _DEFAULT.ageing_s
+    """Seconds of waiting that are worth one point of priority; 0: only between equals."""
+    class_points_online: _Points = _DEFAULT.class_points_online
+    """What the service class is worth in points of priority."""
+    class_points_standard: _Points = _DEFAULT.class_points_standard
+    """What the service class is worth in points of priority."""
+    class_points_batch: _Points = _DEFAULT.class_points_batch
+    """What the service class is worth in points of priority."""
+    class_points_spot: _Points = _DEFAULT.class_points_spot
+    """What the service class is worth in points of priority."""
+    kind_points_training: _Points = _DEFAULT.kind_points_training
+    """What the kind of work is worth in points of priority."""
+    kind_points_inference: _Points = _DEFAULT.kind_points_inference
+    """What the kind of work is worth in points of priority."""
+    kind_points_batch: _Points = _DEFAULT.kind_points_batch
+    """What the kind of work is worth in points of priority."""
+    kind_points_interactive: _Points = _DEFAULT.kind_points_interactive
+    """What the kind of work is worth in points of priority."""
+    kind_points_hpc: _Points = _DEFAULT.kind_points_hpc
+    """What the kind of work is worth in points of priority."""
+    seed_priority_weight: _Points = _DEFAULT.seed_priority_weight
+    """Weight of priority, from 0 to 1, in the order ``seed``."""
+    seed_waiting_weight: _Points = _DEFAULT.seed_waiting_weight
+    """Weight of waiting, from 0 to 1, in the order ``seed``."""
+    seed_waiting_s: Annotated[int, Meta(ge=1, le=2_147_483_647)] = _DEFAULT.seed_waiting_s
+    """Seconds of waiting that count as 1 in the order ``seed``."""
 
     def config(self) -> dict[str, int | str]:
         """The settings that decisions depend on, as the claim states them."""

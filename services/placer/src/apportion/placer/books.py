@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from apportion.contracts.ids import QueueId
+from apportion.contracts.ids import QueueId, TenantId
 from apportion.placer.rooms import Demand, NodeRoom, amounts_on, is_sized
 from apportion.pool import quota
 from apportion.pool.quota import Amounts, QueueView
@@ -14,6 +14,7 @@ class Books:
     def __init__(self, queues: Mapping[QueueId, QueueView]) -> None:
         self._queues = queues
         self._used: dict[QueueId, Amounts] = {}
+        self._used_by: dict[tuple[QueueId, TenantId], Amounts] = {}
         self._lineages: dict[QueueId, tuple[QueueView, ...]] = {}
 
     def lineage(self, queue: QueueId) -> tuple[QueueView, ...]:
@@ -36,8 +37,20 @@ class Books:
         view = None if queue is None else self._queues.get(queue)
         return {} if view is None else view.limits
 
-    def charge(self, queue: QueueId, amounts: Mapping[str, int], sign: int = 1) -> None:
-        """Let the queue, and those above it, hold that much more, or less."""
+    def used_by(self, queue: QueueId, tenant: TenantId) -> Amounts:
+        """What runs of this tenant in the queue hold now. Not to be changed."""
+        found = self._used_by.get((queue, tenant))
+        if found is None:
+            view = self._queues.get(queue)
+            found = {} if view is None else view.used_by.get(tenant, {})
+        return found
+
+    def charge(self, queue: QueueId, tenant: TenantId, amounts: Mapping[str, int], sign: int = 1) -> None:
+        """Let the tenant in the queue, the queue, and those above it, hold that much more, or less."""
+        held = self._used_by.get((queue, tenant))
+        if held is None:
+            held = self._used_by[queue, tenant] = self.used_by(queue, tenant).copy()
+        quota.add(held, amounts, sign)
         for view in self.lineage(queue):
             used = self._used.get(view.queue_id)
             if used is None:

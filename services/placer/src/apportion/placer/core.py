@@ -13,14 +13,15 @@ import msgspec
 from apportion.contracts import events as ev
 from apportion.contracts.causes import StopCause
 from apportion.contracts.envelope import Entry
+from apportion.placer import fair, orders
 from apportion.placer import state as states
+from apportion.placer.orders import S
 from apportion.placer.policies import BUILT_IN, PolicyUnknown, policy_id, resolved
 from apportion.placer.reasons import Reason, changes
 from apportion.placer.rounds import FACTS_MAX, Round
 from apportion.placer.state import (
     ENDING,
     Kept,
-    S,
     Settings,
     State,
     is_draining,
@@ -29,15 +30,19 @@ from apportion.placer.state import (
 )
 from apportion.pool.state import JobView, Pool, run_of
 
-RULES: Final = "placer@2"
+RULES: Final = "placer@4"
 """Changes whenever a decision may come out another way for the same facts."""
 
 
+ORDERS: Final = (orders.VERSION, fair.VERSION)
+"""The orders that a pool or a queue can be set to, and how turns are taken between queues."""
+
+
 def rules_id() -> str:
-    """Name, version and digest of everything built in that decides: the rules, their settings, and all policies."""
+    """Name, version and digest of everything built in that decides: rules, their settings, orders, and all policies."""
     names = ",".join(Settings.__struct_fields__)
-    digest = hashlib.sha256(f"{RULES};{names};{','.join(map(policy_id, BUILT_IN))}".encode()).hexdigest()
-    return f"{RULES}#{digest[:12]}"
+    said = f"{RULES};{names};{','.join((*ORDERS, *map(policy_id, BUILT_IN)))}"
+    return f"{RULES}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
 
 
 POLICY: Final = rules_id()

@@ -11,9 +11,10 @@ from apportion.contracts.causes import Mode, Pending
 from apportion.contracts.events import JobHeld
 from apportion.contracts.ids import JobId, QueueId
 from apportion.placer.constraints import Where
+from apportion.placer.orders import OrderKey
 from apportion.placer.rooms import NEVER, Demand, Out
 from apportion.placer.rounds import GANG_MAX, Block, Line, Round
-from apportion.placer.state import OrderKey, Shape, order_of
+from apportion.placer.state import Shape, order_of
 from apportion.pool.state import JobView
 
 BLOCKERS_MAX: Final = 8
@@ -239,7 +240,7 @@ def _early(round_: Round) -> list[tuple[OrderKey, int]]:
     """Those of which nothing was said yet and whose instant has not come, or that somebody holds."""
     jobs = round_.state.pool.jobs
     early = [job_id for job_id in round_.state.untold if jobs[job_id].not_before_at > round_.now]
-    return sorted((order_of(jobs[job_id]), -1) for job_id in (*early, *round_.state.held))
+    return sorted((order_of(round_.state, jobs[job_id]), -1) for job_id in (*early, *round_.state.held))
 
 
 def _behind(round_: Round, line: Line, code: Pending, number: int) -> Iterator[tuple[OrderKey, int]]:

@@ -7,12 +7,14 @@ who wait holds once its placements have been folded, and a decision made again s
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from apportion.contracts import events as ev
+from apportion.contracts.causes import ServiceClass
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId, run_id
+from apportion.placer import fair, orders
 from apportion.placer.books import Books, charge_on, least_charge
+from apportion.placer.orders import OrderKey, S
 from apportion.placer.policies import policy_id
 from apportion.placer.ranking import Ranking, follow
 from apportion.placer.rooms import (
@@ -27,7 +29,8 @@ from apportion.placer.rooms import (
     with_run,
 )
 from apportion.placer.selection import Candidate, Selection
-from apportion.placer.state import Group, OrderKey, S, Shape, State, demand_of_job
+from apportion.placer.state import Group, Shape, State, order_in, shape_of
+from apportion.placer.turns import Turns
 from apportion.pool.quota import ONE_JOB, Amounts
 from apportion.pool.state import JobView, NodeState
 
@@ -35,6 +38,8 @@ FACTS_MAX: Final = 900
 """Facts of one decision: they travel as one batch, which the bus bounds at 1,000."""
 GANG_MAX: Final = 990
 """A gang travels in one batch: a larger one can't be placed whole."""
+CLASSES: Final = tuple(ServiceClass)
+"""The first goes first."""
 _LAST: Final[OrderKey] = (2**63, 0, 0, JobId(""))
 """After every key."""
 MEMO_MIN: Final = 256
@@ -111,6 +116,7 @@ class Round:
         self._bases: dict[Demand, Ranking] = {}
         self._rankings: dict[Demand, Ranking] = {}
         self.books = Books(state.pool.queues)
+        self._past: dict[str, Amounts] = {}
         self._free: dict[tuple[str, ...], tuple[int, dict[str, int]]] = {}
 
     def run(self) -> None:
@@ -158,18 +164,18 @@ class Round:
         for _ in range(demand.replicas):
             found = self._first(shape, is_charge_open=is_charge_open)
             if isinstance(found, Block):
-                self._undo(shape, choices)
+                self._undo(shape, tenant, choices)
                 return replace(found, replicas_fit=len(choices))
             choices.append(found)
             self._set(with_run(demand, found.room, found.fit.picks, tenant))
-            self.books.charge(shape.queue, found.charge)
-        self.books.charge(shape.queue, ONE_JOB)
+            self.books.charge(shape.queue, tenant, found.charge)
+        self.books.charge(shape.queue, tenant, ONE_JOB)
         return choices
 
-    def _undo(self, shape: Shape, choices: list[Choice]) -> None:
+    def _undo(self, shape: Shape, tenant: TenantId, choices: list[Choice]) -> None:
         for choice in reversed(choices):
             self._set(choice.room)
-            self.books.charge(shape.queue, choice.charge, -1)
+            self.books.charge(shape.queue, tenant, choice.charge, -1)
 
     def would_take(self, shape: Shape, job: JobView) -> bool:
         """Whether ``take`` would find slices for the job if it were of this shape; nothing is taken."""
@@ -179,44 +185,76 @@ class Round:
         self.reserved = reserved
         if isinstance(found, Block):
             return False
-        self.books.charge(shape.queue, ONE_JOB, -1)
-        self._undo(shape, found)
+        self.books.charge(shape.queue, job.tenant, ONE_JOB, -1)
+        self._undo(shape, job.tenant, found)
         return True
 
     def _pass(self) -> bool:
         """Go once over those who wait, in order; True where somebody was placed."""
         pool = self.state.pool
         self.reserved = {}
-        heads: list[tuple[OrderKey, int]] = []
+        turns = Turns(self._parent_of, self._turn_of)
         for number, line in enumerate(self.lines):
             line.block = None
             self._skip_early(line)
             if line.at < len(line.keys):
-                heads.append((line.keys[line.at], number))
-        heapify(heads)
+                turns.add(line.shape.queue, line.shape.tenant, *self._head(line), number)
+        turns.start()
         placed = len(self.placed)
-        while heads:
-            key, number = heads[0]
-            line = self.lines[number]
-            job = pool.jobs[key[3]]
+        # A round only takes room away: who doesn't fit, doesn't fit later in this pass either.
+        blocks: dict[tuple[QueueId, Demand], Block] = {}
+        while (turn := turns.first()) is not None:
+            line = self.lines[turn]
+            job = pool.jobs[line.keys[line.at][3]]
             replicas = line.shape.demand.replicas
             if replicas <= GANG_MAX and len(self.facts) + replicas > self._limit():
                 self.is_full = True
                 break
-            found = self.take(line.shape, job.tenant)
+            alike = (line.shape.queue, line.shape.demand)
+            found = blocks.get(alike) or self.take(line.shape, job.tenant)
             if isinstance(found, Block):
-                line.block = found
-                heappop(heads)
+                line.block = blocks[alike] = found
+                turns.leave()
                 self._reserve(line.shape.demand, job, found)
                 continue
             self._state_placed(job, line.shape.demand, found)
             line.at += 1
             self._skip_early(line)
             if line.at < len(line.keys):
-                heapreplace(heads, (line.keys[line.at], number))
+                turns.go_on(*self._head(line))
             else:
-                heappop(heads)
+                turns.leave()
         return len(self.placed) > placed
+
+    def _head(self, line: Line) -> tuple[OrderKey, int]:
+        """Where the first of the line stands in its queue, and its class where that goes before shares."""
+        state = self.state
+        key = line.keys[line.at]
+        job = state.pool.jobs[key[3]]
+        leading = CLASSES.index(job.spec.service_class) if state.settings.between_queues == "classes" else 0
+        order = order_in(state, line.shape.queue)
+        return orders.head_of(job, key, order, state.settings, self.now), leading
+
+    def _parent_of(self, queue: QueueId) -> QueueId | None:
+        view = self.state.pool.queues.get(queue)
+        return None if view is None else view.parent
+
+    def _turn_of(self, name: str) -> tuple[int, int]:
+        """When it is the turn of a queue, or of ``<queue>/<tenant>``, as the round has it now."""
+        state = self.state
+        queue, _, tenant = name.partition("/")
+        view = state.pool.queues.get(QueueId(queue))
+        if view is None:
+            return fair.turn({}, {}, state.totals, {}, 1)
+        past = self._past.get(name)
+        if past is None:
+            held = view.used_by.get(TenantId(tenant), {}) if tenant else view.used
+            known = state.kept.past.get(name)
+            past = self._past[name] = fair.lately(known, held, self.now, state.settings.fair_half_life_s)
+        if tenant:
+            used = self.books.used_by(QueueId(queue), TenantId(tenant))
+            return fair.turn(used, past, state.totals, {}, 1)
+        return fair.turn(self.books.used(QueueId(queue)), past, state.totals, view.guaranteed, view.weight)
 
     def _limit(self) -> int:
         """Facts that the batch may hold now: a little more where it is one gang's alone, or the gang would never go."""
@@ -353,7 +391,7 @@ def _lines(state: State, now: int) -> list[Line]:
     due: dict[Shape, list[OrderKey]] = {}
     for _, key in state.delayed[: bisect_right(state.delayed, (now, _LAST))]:
         job = state.pool.jobs[key[3]]
-        due.setdefault(Shape(job.spec.queue, demand_of_job(state, job)), []).append(key)
+        due.setdefault(shape_of(state, job), []).append(key)
     lines = []
     for shape, group in state.groups.items():
         added = due.pop(shape, [])

@@ -11,42 +11,38 @@ from typing import Final, TypeVar
 import msgspec
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Pending, ServiceClass
+from apportion.contracts.causes import Pending, QueueOrder
 from apportion.contracts.envelope import Entry, Stream
-from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId
+from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId, TenantId
+from apportion.placer import fair, orders
 from apportion.placer.constraints import Kind, Limits
+from apportion.placer.fair import Past
 from apportion.placer.free import Free
 from apportion.placer.market import Market
 from apportion.placer.mix import Mix, count
+from apportion.placer.orders import OrderKey, Weights
+from apportion.placer.orders import S as S  # noqa: PLC0414 - others have it from here
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies.best_fit import BEST_FIT
 from apportion.placer.ranking import Ranking
 from apportion.placer.rooms import Demand, NodeRoom, demand_of, room_after, room_of_node
+from apportion.pool import quota
 from apportion.pool import state as pools
+from apportion.pool.quota import Amounts
 from apportion.pool.state import JobState, JobView, NodeState, Pool, RunState, RunView
 
-OrderKey = tuple[int, int, int, JobId]
-"""The order of waiting jobs: service class, then higher priority, then older, then id."""
 HolderKey = tuple[int, int, JobId]
 """Those who hold something, the likeliest to end first: end of the time limit, then oldest placement, then id."""
 
-CLASS_RANK: Final = {
-    ServiceClass.ONLINE: 0,
-    ServiceClass.STANDARD: 1,
-    ServiceClass.BATCH: 2,
-    ServiceClass.SPOT: 3,
-}
 NO_END: Final = 2**63 - 1
 _TIMED: Final = frozenset({Pending.PENDING_EVALUATION, Pending.NOT_BEFORE, Pending.BACKOFF})
 ENDING: Final = frozenset({JobState.STOPPING, JobState.ENDED})
 """States of a job whose live runs must stop: it may have ended while a batch that places it was on its way."""
 _LIVE: Final = frozenset({RunState.PLACED, RunState.STARTED})
 _Key = TypeVar("_Key", OrderKey, HolderKey)
-S: Final = 1_000_000_000
-"""Nanoseconds in a second."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(Weights, frozen=True, kw_only=True):
     """What decisions depend on beside the facts. It comes by the placer's own LeaseClaimed.config alone."""
 
     policy: str = BEST_FIT.name
@@ -57,6 +53,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may share an MPS device: ``pool``, everybody; ``tenant``, jobs of one tenant."""
     reserve_after_s: int = 30
     """A blocked job that has waited this long has nodes kept for it; at 0 at once; below 0 never."""
+    between_queues: str = "fair"
+    """Whose turn it is: ``fair``, by guarantees and shares; ``classes``, by the class of who is next, then so."""
+    fair_half_life_s: int = 3600
+    """Shares count what was held lately, half of it after this long; 0: what is held now, alone."""
     runs_per_device_max: int = 0
     """Runs that share a device, at most; 0: three for each core of its node."""
     memory_buffer_pct: int = 0
@@ -83,10 +83,14 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What makes waiting jobs alike: if the first of them does not fit, none does."""
+    """What makes waiting jobs alike: if the first of them does not fit, none does, and none overtakes another."""
 
     queue: QueueId
     demand: Demand
+    tenant: TenantId = TenantId("")
+    """Whose, where tenants of the queue take turns."""
+    line: int = 0
+    """Which line, where the queue's order has several."""
 
 
 @dataclass(slots=True)
@@ -107,6 +111,8 @@ class Kept(msgspec.Struct, kw_only=True):
     drains: dict[NodeId, Drain] = {}
     mix: Mix = msgspec.field(default_factory=Mix)
     """What the pool was asked lately."""
+    past: dict[str, Past] = {}
+    """What was held lately: by queue, and by ``<queue>/<tenant>``."""
 
 
 @dataclass(slots=True)
@@ -133,6 +139,8 @@ class State:
     changed: dict[NodeId, int] = field(default_factory=dict)
     """When each room changed, in that order; a count of changes, no sequence."""
     changes: int = 0
+    totals: Amounts = field(default_factory=dict)
+    """What there is of each resource on nodes that are not fenced."""
     kinds: dict[object, Kind] = field(default_factory=dict)
     queue_policies: dict[QueueId, str] = field(default_factory=dict)
     """What the settings say of queues."""
@@ -181,9 +189,29 @@ def policies_by_queue(text: str) -> dict[QueueId, str]:
     return {QueueId(queue.strip()): policy.strip() for queue, _, policy in pairs if queue.strip() and policy.strip()}
 
 
-def order_of(job: JobView) -> OrderKey:
-    """Where the job stands among those that wait."""
-    return (CLASS_RANK[job.spec.service_class], -job.spec.priority, job.admitted_seq, job.job_id)
+def order_in(state: State, queue: QueueId) -> QueueOrder:
+    """How jobs of the queue are ordered."""
+    view = state.pool.queues.get(queue)
+    if view is not None and view.order is not None:
+        return view.order
+    return QueueOrder.SEED if state.settings.order == QueueOrder.SEED else QueueOrder.CLASSES
+
+
+def shape_of(state: State, job: JobView) -> Shape:
+    """Where the job waits."""
+    queue = state.pool.queues.get(job.spec.queue)
+    is_in_turns = queue is not None and queue.is_fair and len(queue.tenants) > 1
+    return Shape(
+        job.spec.queue,
+        demand_of_job(state, job),
+        job.tenant if is_in_turns else TenantId(""),
+        orders.line_of(job, order_in(state, job.spec.queue)),
+    )
+
+
+def order_of(state: State, job: JobView) -> OrderKey:
+    """Where the job stands in its line."""
+    return orders.key_of(job, order_in(state, job.spec.queue), state.settings)
 
 
 def evolve(state: State, entry: Entry) -> State:
@@ -244,14 +272,43 @@ def evolve(state: State, entry: Entry) -> State:
             jobs.update(_jobs_on(pool, node))
         case ev.DeviceHealthChanged():
             node = event.node_id
+        case ev.QueueUpserted():
+            settle(state, event.queue, entry.recorded_at)
+            if event.parent is not None:
+                settle(state, event.parent, entry.recorded_at)
+            # Lines and their order may be others now.
+            jobs.update(job_id for job_id, job in pool.jobs.items() if job.spec.queue == event.queue)
         case _:
             pass
+    _settle_jobs(state, event, jobs, entry.recorded_at)
     pools.evolve(pool, entry)
     if node is not None:
         _refresh_room(state, node, slices)
     for job_id in sorted(jobs):
         _refresh_job(state, job_id)
     return state
+
+
+def _settle_jobs(state: State, event: object, jobs: set[JobId], now: int) -> None:
+    """Before what is held changes: what was held until now."""
+    if state.settings.fair_half_life_s <= 0 or not isinstance(event, ev.RunPlaced | ev.RunReleased | ev.NodeFenced):
+        return
+    holders = {(job.spec.queue, job.tenant) for job_id in jobs if (job := state.pool.jobs.get(job_id)) is not None}
+    for queue, tenant in sorted(holders):
+        settle(state, queue, now, tenant)
+
+
+def settle(state: State, queue: QueueId, now: int, tenant: TenantId | None = None) -> None:
+    """Take what is held now into what was held lately, up to now: of the queue, those above it, and a tenant."""
+    half_life = state.settings.fair_half_life_s
+    if half_life <= 0:
+        return
+    past = state.kept.past
+    held = [(str(view.queue_id), view.used) for view in quota.lineage(state.pool.queues, queue)]
+    if tenant is not None and held:
+        held.append((f"{queue}/{tenant}", state.pool.queues[queue].used_by.get(tenant, {})))
+    for name, used in held:
+        past[name] = fair.settled(past.get(name), used, now, half_life)
 
 
 def _configured(state: State, event: ev.LeaseClaimed) -> State:
@@ -282,6 +339,8 @@ def _refresh_room(state: State, node_id: NodeId, slices: tuple[ev.Slice, ...] | 
     if node is None:
         return
     before = state.rooms.get(node_id)
+    if before is not None:
+        _count(state, before, -1)
     limits = state.settings.limits
     room = (
         room_of_node(node, state.kinds, limits)
@@ -291,10 +350,19 @@ def _refresh_room(state: State, node_id: NodeId, slices: tuple[ev.Slice, ...] | 
     if state.market is not None:
         state.market.moved(before, room)
     state.rooms[node_id] = room
+    _count(state, room, 1)
     state.free.put(room)
     state.changes += 1
     state.changed.pop(node_id, None)
     state.changed[node_id] = state.changes
+
+
+def _count(state: State, room: NodeRoom, sign: int) -> None:
+    if room.state is NodeState.FENCED:
+        return
+    quota.add(state.totals, {quota.CPU: room.cpu_milli}, sign)
+    for device in room.devices:
+        quota.charge(state.totals, device.model, sign * device.compute_milli, sign * device.memory_mib)
 
 
 def _refresh_job(state: State, job_id: JobId) -> None:
@@ -344,7 +412,7 @@ def _refresh_waiting(state: State, job_id: JobId, job: JobView | None) -> None:
         if job.pending is not (Pending.DEPENDENCY if job.hold is None else Pending.HELD):
             state.held.add(job_id)
         return
-    key = order_of(job)
+    key = order_of(state, job)
     if job.not_before_at > 0 and job.pending in _TIMED:
         # Whether the instant has passed is for decide to say, which knows the time; what it says moves the job on.
         delay = (job.not_before_at, key)
@@ -353,7 +421,7 @@ def _refresh_waiting(state: State, job_id: JobId, job: JobView | None) -> None:
         if job.pending is Pending.PENDING_EVALUATION:
             state.untold.add(job_id)
         return
-    shape = Shape(job.spec.queue, demand_of_job(state, job))
+    shape = shape_of(state, job)
     found = state.groups.get(shape)
     if found is None:
         found = state.groups[shape] = Group(shape)

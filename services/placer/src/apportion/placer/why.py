@@ -4,7 +4,6 @@ It goes over the queue as the placer would, so its answer is today's and not the
 start the job now, one change at a time. It changes nothing.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import chain
 
@@ -14,10 +13,11 @@ from msgspec import Struct
 from apportion.contracts.causes import Pending
 from apportion.contracts.ids import JobId, QueueId
 from apportion.placer.constraints import Where
+from apportion.placer.orders import OrderKey, S, head_of
 from apportion.placer.reasons import Reason, held_back, reason_of, too_early
 from apportion.placer.rooms import Demand, Out, places_on, replicas_when_empty
 from apportion.placer.rounds import Block, Round
-from apportion.placer.state import Kept, S, Settings, Shape, State, demand_of_job, order_of, state_of
+from apportion.placer.state import Kept, Settings, Shape, State, order_in, order_of, shape_of, state_of
 from apportion.pool.state import JobState, JobView, Pool
 
 
@@ -77,12 +77,12 @@ def why(pool: Pool, job_id: JobId, now: int, settings: Settings | None = None) -
     # As many facts as it takes: this round is published nowhere.
     round_ = Round(state, now, room_for=2**62)
     round_.run()
-    shape = Shape(job.spec.queue, demand_of_job(state, job))
+    shape = shape_of(state, job)
     line = next(line for line in round_.lines if line.shape == shape)
     if job_id in round_.placed or line.block is None:
         return Why(job_id=job_id, state=job.state, waiting_s=waited, text=f"{job_id} fits and is placed next.")
     reason = reason_of(round_, shape, line.block)
-    ahead = _ahead(state, job, now) - sum(1 for each in round_.placed if order_of(pool.jobs[each]) < order_of(job))
+    ahead = _ahead(state, job, now, set(round_.placed))
     could_start = _could_start(state, shape.demand)
     changes = tuple(
         sorted(_changes(round_, job, shape, line.block), key=lambda each: (not each.starts_now, not each.could_start))
@@ -131,10 +131,18 @@ def _settled(job: JobView) -> str:
             return f"{job.job_id} has ended."
 
 
-def _ahead(state: State, job: JobView, now: int) -> int:
-    key = order_of(job)
-    due = sum(1 for at, other in state.delayed if at <= now and other < key)
-    return due + sum(bisect_left(group.keys, key) for group in state.groups.values())
+def _ahead(state: State, job: JobView, now: int, placed: set[JobId]) -> int:
+    """Jobs of its queue that go before it, by the queue's own order; whose turn it is between queues, shares say."""
+    order = order_in(state, job.spec.queue)
+
+    def key(other: JobView) -> OrderKey:
+        return head_of(other, order_of(state, other), order, state.settings, now)
+
+    own = key(job)
+    waiting = [other for name in state.waiting if (other := state.pool.jobs[name]).spec.queue == job.spec.queue]
+    due = [state.pool.jobs[other[3]] for at, other in state.delayed if at <= now]
+    others = (other for other in (*waiting, *due) if other.job_id not in placed)
+    return sum(1 for other in others if other.spec.queue == job.spec.queue and key(other) < own)
 
 
 def _could_start(state: State, demand: Demand) -> bool:
