@@ -294,3 +294,30 @@ def test_every_view_is_documented_with_its_columns(log: EventLog) -> None:
         name, _, rest = section.partition("\n")
         documented[name.strip("`")] = re.findall(r"`([a-z0-9_]+)`", rest.strip().rpartition("\n\n")[2])
     assert documented == {name: list(log.ask(f"SELECT * FROM {name} LIMIT 0").columns) for name, _ in views()}
+
+
+def test_memory_that_is_asked_for_and_never_used_is_named(tmp_path: Path) -> None:
+    """Of runs that ended well, the largest peak of a device. Failures say nothing of the need."""
+    tape = Tape()
+    facts: list[ev.Fact] = [a_queue(), a_node()]
+    for number, (peak, cause) in enumerate(
+        ((9_000, RunCause.SUCCESS), (14_336, RunCause.SUCCESS), (2, RunCause.USER_ERROR), (800, RunCause.SUCCESS)), 1
+    ):
+        job, run = f"acme/j{number}", RunId(f"acme/j{number}/0/1")
+        facts += [
+            a_job(f"j{number}", answers=number, memory_mib=40_960),
+            a_placement(job, memory_mib=40_960),
+            ev.RunFinished(run_id=run, node_id=NODE, cause=cause, finished_at=NOON, peak_memory_mib=peak),
+        ]
+    facts.append(a_job("other", answers=9, command=("/bin/false",)))
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append([tape.fact(fact) for fact in facts])
+        rows = asked(log, "SELECT job_id, used_mib, runs, used_mib_max, suggested_mib, advice FROM v_memory ORDER BY 1")
+    advice = "asked 40 GiB, never used more than 14 GiB in 3 runs"
+    assert rows == [
+        ("acme/j1", 9_000, 3, 14_336, 16_640, advice),
+        ("acme/j2", 14_336, 3, 14_336, 16_640, advice),
+        ("acme/j3", None, 3, 14_336, 16_640, advice),
+        ("acme/j4", 800, 3, 14_336, 16_640, advice),
+        ("acme/other", None, 0, None, None, None),
+    ]

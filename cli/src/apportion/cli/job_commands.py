@@ -353,6 +353,8 @@ def _say_truncated(truncated: bool, limit: int) -> None:
 @pool_options
 def show(job: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
     """Everything about JOB: what was asked, each run, and each fact in order."""
+    from apportion.cli.reasons import memory_text
+
     place = place_of(data_dir, pool, bus_url)
     content = run(story_of(place, job))
 
@@ -363,6 +365,7 @@ def show(job: str, output: str, data_dir: str | None, pool: str | None, bus_url:
             f"  queue {row['queue']}, {row['workload']}, {row['service_class']};"
             f" asks {_ask_text(row)}; attempts {row['attempts']}\n"
         )
+        head += "".join(f"  {line}\n" for line in memory_text(content["memory"]))
         runs = table(
             content["runs"],
             ("run_id", "node_id", "state", "cause", "exit_code", "signal", "compute_milli", "memory_mib"),
@@ -386,6 +389,7 @@ async def story_of(place: "Place", name: str) -> dict[str, Any]:
             (SELECT list(row) FROM ({_JOBS}) AS row WHERE job_id = {job}) AS job,
             (SELECT list(row ORDER BY placed_seq, run_id) FROM v_run AS row WHERE job_id = {job}) AS runs,
             (SELECT list(row) FROM v_pending_now AS row WHERE job_id = {job}) AS pending,
+            (SELECT list(row) FROM v_memory AS row WHERE job_id = {job}) AS memory,
             (SELECT list(row ORDER BY ordinal) FROM (
                 SELECT ordinal, strftime(recorded, '%H:%M:%S.%g') AS at, recorded, kind, run_id, node_id, cause, actor,
                     said_by, body
@@ -403,6 +407,7 @@ async def story_of(place: "Place", name: str) -> dict[str, Any]:
         "job": answer["job"][0],
         "runs": answer["runs"],
         "pending": answer["pending"][0] if answer["pending"] else None,
+        "memory": answer["memory"][0] if answer["memory"] else None,
         "timeline": answer["timeline"],
         "freshness": found.freshness,
     }

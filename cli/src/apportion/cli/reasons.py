@@ -61,6 +61,22 @@ def waiting_text(name: str, pending: dict[str, Any] | None) -> list[str]:
     return [printable(line) for line in lines]
 
 
+def memory_text(memory: dict[str, Any] | None) -> list[str]:
+    """What was expected of a job's memory, what its runs used, and what earlier ones advise, as far as it is known."""
+    if memory is None:
+        return []
+    lines = []
+    if memory["expected_mib"]:
+        learned = f", corrected by {memory['corrected_by_runs']} runs" if memory["corrected_by_runs"] else ""
+        expected = f"{memory['expected_mib']} MiB, {memory['expected_p95_mib']} at most{learned}"
+        lines.append(f"its model was expected to need {expected}")
+    if memory["used_mib"]:
+        lines.append(f"it used at most {memory['used_mib']} MiB of each device")
+    if memory["advice"]:
+        lines.append(f"advice: {memory['advice']}; {memory['suggested_mib']} MiB would do")
+    return [printable(line) for line in lines]
+
+
 def _choice(placed: dict[str, Any]) -> list[str]:
     """Why this place was chosen, as the placer stated it."""
     body = _body(placed)

@@ -635,6 +635,28 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
 
 
+class Correction(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the observed peaks of earlier runs made of an estimate."""
+
+    runs: int
+    """Runs of the family that were looked at, the newest."""
+    ratio_bp: int
+    """Their median of observed to estimated peak, in hundredths of a percent."""
+    memory_mib_p50_before: int
+    memory_mib_p95_before: int
+
+
+class MemoryAdvice(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What earlier runs of the same command used of the memory that is asked for again."""
+
+    asked_mib: int
+    peak_mib_max: int
+    """The most that any of them used of one device."""
+    runs: int
+    suggested_mib: int
+    text: str
+
+
 class Sized(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What admission expects a model to need on each device, in MiB."""
 
@@ -643,8 +665,16 @@ class Sized(Struct, frozen=True, kw_only=True, omit_defaults=True):
     booked_mib: int
     """What the job asks for on this ground: p95 and a buffer, or what the request said itself."""
     parts: dict[str, int] = {}
-    """Where the expected MiB go; they sum to p50."""
+    """Where the expected MiB go; they sum to p50, as it is before any correction."""
     method: str
+    buffer_pct: int = 0
+    """What was booked above p95."""
+    family: str = ""
+    """Whose runs correct the estimate, and are corrected by this one's."""
+    memory_mib_device: int = 0
+    """The formula's expected peak of the whole device: what an observed peak is compared with."""
+    correction: Correction | None = None
+    """None where too few runs of the family have been seen."""
 
 
 class JobAdmitted(Fact, frozen=True, kw_only=True, tag="JobAdmitted.v1"):
@@ -666,6 +696,8 @@ class JobAdmitted(Fact, frozen=True, kw_only=True, tag="JobAdmitted.v1"):
     external_uri: str = ""
     sized: Sized | None = None
     """How the memory was found, where the request gave a model."""
+    advice: MemoryAdvice | None = None
+    """Where earlier runs of the same command say that another size would do."""
     waits_for: tuple[JobId, ...] = ()
     """Jobs that have to end before it may be placed: those of `spec.depends_on` that had not ended when it came in."""
     note: str = ""

@@ -15,7 +15,7 @@ from apportion.admission.asks import Asks
 from apportion.admission.dead_letters import DeadLetters
 from apportion.admission.ingress import IngressCount
 from apportion.admission.state import WISHES_PER_ROUND, WISHES_PER_ROUND_MAX
-from apportion.admission.validate import DEFAULT_MODES, DEFAULT_SHARES
+from apportion.admission.validate import BUFFER_PCT, BUFFER_PCT_MAX, BUFFER_PCT_MIN, DEFAULT_MODES, DEFAULT_SHARES
 from apportion.contracts.causes import Mode, WorkloadKind
 from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import ADMISSION, PoolId
@@ -44,6 +44,8 @@ class AdmissionSettings(AuthorSettings, frozen=True, kw_only=True):
 
     wishes_per_round: Annotated[int, Meta(ge=1, le=WISHES_PER_ROUND_MAX)] = WISHES_PER_ROUND
     """Wishes answered by one decision."""
+    buffer_pct: Annotated[int, Meta(ge=BUFFER_PCT_MIN, le=BUFFER_PCT_MAX)] = BUFFER_PCT
+    """What is booked above the p95 of a model's size."""
     default_compute_milli_training: _Share = DEFAULT_SHARES[WorkloadKind.TRAINING].compute_milli
     """Share of a device for a job of this kind that asks for device memory alone."""
     default_compute_milli_inference: _Share = DEFAULT_SHARES[WorkloadKind.INFERENCE].compute_milli

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from apportion.admission import dry_run, lifecycle, tree, validate
+from apportion.admission import dry_run, learned, lifecycle, tree, validate
 from apportion.admission.dry_run import Holder, Seen
 from apportion.admission.refusals import Refused, bounded, refusal_of
 from apportion.admission.remembered import CODES
@@ -24,6 +24,7 @@ from apportion.admission.state import (
     initial,
     job_of,
     position,
+    profile_of,
     restore,
     snapshot,
 )
@@ -75,6 +76,7 @@ def _policy() -> str:
             lifecycle.BACKOFF_S_MAX,
             validate.SIZING,
             validate.BUFFER_PCT,
+            learned.RULES,
             validate.REPLICAS_MAX,
             CODES,
             validate.RESERVED_ENV,
@@ -222,6 +224,7 @@ class _Round:
             quota_used_mib=queue.used_memory_mib,
             external_uri=request.external_uri or "",
             sized=size,
+            advice=self._advice(asked.tenant, spec),
             waits_for=waits_for,
             note=_NOTES.get(asked.ingress, ""),
             caused_by=asked.event_id,
@@ -259,7 +262,7 @@ class _Round:
                 found=request.queue,
                 hint=f"Name a queue that {tenant} may submit to.",
             )
-        size = validate.sized(request)
+        size = validate.sized(request, self._state.kept.learned, self._state.buffer_pct)
         if isinstance(size, Refused):
             return size
         spec = validate.job_spec(request, self._now, self._state.defaults, size)
@@ -269,6 +272,20 @@ class _Round:
             _beyond_limits(spec, self._state.pool.queues)
             or validate.not_offered(spec, self._state.offers)
             or (spec, size)
+        )
+
+    def _advice(self, tenant: TenantId, spec: ev.JobSpec) -> ev.MemoryAdvice | None:
+        peaks = self._state.kept.learned.peaks_mib
+        found = peaks.get(profile_of(tenant, spec.command)) if peaks and spec.memory_mib else None
+        advice = None if found is None else learned.advice(spec.memory_mib, found)
+        if advice is None:
+            return None
+        return ev.MemoryAdvice(
+            asked_mib=advice.asked_mib,
+            peak_mib_max=advice.peak_mib_max,
+            runs=advice.runs,
+            suggested_mib=advice.suggested_mib,
+            text=advice.text,
         )
 
     def _followed(

@@ -3,6 +3,9 @@
 Per family (`model_spec.family_key`) it keeps the last ratios of observed to estimated peak, in basis points, so that
 a model which always needs a tenth more is booked a tenth more, and one that needs less stops wasting the rest. Which
 event carries a peak is the caller's business; so is whether a correction is wanted at all.
+
+Per profile (a tenant's command) it keeps the last peaks, for advice. Both are bounded, and what was unheard of for
+longest goes first.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import msgspec
 
 from apportion.admission.sizing import Sizing
 
+RULES = "history-v1"
+"""Goes up with whatever decides what the same peaks teach."""
 ONE_BP = 10_000
 RUNS_MIN = 5
 """Fewer runs than this correct nothing: one odd run must not move a family."""
@@ -28,6 +33,8 @@ CORRECTED_BP_MAX = 20_000
 SAFETY_BP = 500
 """Kept above the largest ratio seen: the next run may be the largest."""
 
+PROFILES_KEPT = 8192
+PEAKS_KEPT = 16
 ADVICE_RUNS_MIN = 3
 ADVICE_HEADROOM_BP = 1_500
 ADVICE_WASTE_BP = 2_500
@@ -39,6 +46,8 @@ class Learned(msgspec.Struct, kw_only=True):
     """Ratios of observed to estimated peak by family, oldest first; families in order of their last run."""
 
     ratios_bp: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    peaks_mib: dict[bytes, list[int]] = msgspec.field(default_factory=dict)
+    """The newest peaks of each profile, on one device, oldest first; profiles in order of their last run."""
 
 
 class Corrected(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +91,19 @@ def evolve_peak(state: Learned, family_key: str, estimated_mib: int, observed_pe
     return state
 
 
+def evolve_profile(state: Learned, profile: bytes, observed_peak_mib: int) -> Learned:
+    """The state after one run of this profile that ended well; changes it in place."""
+    if observed_peak_mib <= 0:
+        return state
+    peaks = state.peaks_mib.pop(profile, [])
+    peaks.append(observed_peak_mib)
+    del peaks[:-PEAKS_KEPT]
+    state.peaks_mib[profile] = peaks
+    for oldest in list(islice(state.peaks_mib, max(0, len(state.peaks_mib) - PROFILES_KEPT))):
+        del state.peaks_mib[oldest]
+    return state
+
+
 def corrected(state: Learned, sizing: Sizing, family: str) -> Corrected:
     """The estimate, corrected by the family's history once that is long enough.
 
@@ -113,7 +135,7 @@ def corrected(state: Learned, sizing: Sizing, family: str) -> Corrected:
         memory_mib_p95=p95,
         runs=len(ratios),
         ratio_bp=median_bp,
-        method=f"{sizing.method}+history-v1",
+        method=f"{sizing.method}+{RULES}",
     )
 
 

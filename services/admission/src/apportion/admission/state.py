@@ -17,10 +17,19 @@ import msgspec
 from msgspec import Struct
 
 from apportion.admission import remembered
+from apportion.admission.learned import Learned, evolve_peak, evolve_profile
 from apportion.admission.lifecycle import is_due_now, next_instant
 from apportion.admission.refusals import Refused
 from apportion.admission.remembered import Identity, Remembered, fingerprint
-from apportion.admission.validate import DEFAULT_MODES, DEFAULT_SHARES, Defaults, ShareDefaults
+from apportion.admission.validate import (
+    BUFFER_PCT,
+    BUFFER_PCT_MAX,
+    BUFFER_PCT_MIN,
+    DEFAULT_MODES,
+    DEFAULT_SHARES,
+    Defaults,
+    ShareDefaults,
+)
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Mode, RunCause, WorkloadKind
 from apportion.contracts.cloudevents import Ingress
@@ -55,6 +64,13 @@ class Asked(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """By what a job request is known; of one that is only tried, by what it would be."""
 
 
+class Estimate(Struct, frozen=True, array_like=True):
+    """What was expected of a job that names its model: what its observed peaks are compared with."""
+
+    family: str
+    memory_mib_device: int
+
+
 class Late(Struct, frozen=True, array_like=True):
     """A run's fact that came when the run's outcome no longer counted."""
 
@@ -75,6 +91,10 @@ class Kept(Struct, kw_only=True):
     late: dict[int, Late] = {}
     """Late facts by sequence, until they are stated as ignored."""
     config: dict[str, int | str] = {}
+    learned: Learned = msgspec.field(default_factory=Learned)
+    """What observed peaks taught."""
+    estimates: dict[JobId, Estimate] = {}
+    """Of jobs that have not ended."""
 
 
 class Written(Struct, kw_only=True, array_like=True):
@@ -87,6 +107,10 @@ class Written(Struct, kw_only=True, array_like=True):
     remembered: remembered.Written
     late: list[tuple[int, Late]]
     config: dict[str, int | str]
+    ratios_bp: list[tuple[str, list[int]]]
+    """In an order of its own, too: the first is forgotten first."""
+    peaks_mib: list[tuple[bytes, list[int]]]
+    estimates: dict[JobId, Estimate]
 
 
 class State:
@@ -94,6 +118,7 @@ class State:
 
     __slots__ = (
         "_timers",
+        "buffer_pct",
         "defaults",
         "due",
         "inbox",
@@ -153,6 +178,7 @@ class State:
     def configure(self) -> None:
         """Take over the settings of the newest claim; what it doesn't name has its default."""
         config = self.kept.config
+        self.buffer_pct = _setting(config, "buffer_pct", BUFFER_PCT, BUFFER_PCT_MIN, BUFFER_PCT_MAX)
         self.wishes_per_round = _setting(config, "wishes_per_round", WISHES_PER_ROUND, 1, WISHES_PER_ROUND_MAX)
         self.defaults = Defaults(
             shares={
@@ -249,6 +275,8 @@ class State:
                     pool_state.evolve(pool, entry)
                     return
                 job_id = pool.run_jobs[event.run_id]
+                if isinstance(event, ev.RunFinished) and event.peak_memory_mib:
+                    self._learn(pool.jobs[job_id], event, event.peak_memory_mib)
                 is_news = self._is_news(pool.jobs[job_id], event)
                 pool_state.evolve(pool, entry)
                 if is_news:
@@ -280,6 +308,27 @@ class State:
         for job_id in followers:
             self.reconsider(job_id)
 
+    def _learn(self, job: JobView, event: ev.RunFinished, peak_mib: int) -> None:
+        """From a run that did its work, what it used; from one that ran out of memory, that it needed what it had.
+
+        Of any other end nobody knows how far the run came.
+        """
+        slices = job.runs[event.run_id].slices
+        if not slices:
+            return
+        # Told as a sum over the run's devices, which are alike.
+        peak_mib = -(-peak_mib // len(slices))
+        learned = self.kept.learned
+        if event.cause is RunCause.SUCCESS:
+            evolve_profile(learned, profile_of(job.tenant, job.spec.command), peak_mib)
+        elif event.cause in {RunCause.OUT_OF_MEMORY, RunCause.QUOTA_EXCEEDED}:
+            peak_mib = max(peak_mib, *(piece.memory_mib for piece in slices))
+        else:
+            return
+        estimate = self.kept.estimates.get(job.job_id)
+        if estimate is not None:
+            evolve_peak(learned, estimate.family, estimate.memory_mib_device, peak_mib)
+
     def _is_news(self, job: JobView, event: ev.RunStarted | ev.RunFinished | ev.RunReleased) -> bool:
         """Whether the fact can change when the job goes on: most facts of a large gang can't, and looking costs."""
         match event:
@@ -295,6 +344,8 @@ class State:
         match event:
             case ev.JobAdmitted():
                 kept.remembered.note_admitted(event.job_id, event.answers)
+                if event.sized is not None and event.sized.family:
+                    kept.estimates[event.job_id] = Estimate(event.sized.family, event.sized.memory_mib_device)
                 self._answered(event.answers)
                 self.reconsider(event.job_id)
             case ev.JobRejected():
@@ -317,6 +368,7 @@ class State:
                 self._answered(event.answers)
             case ev.JobCancelled() | ev.JobSucceeded() | ev.JobFailed() | ev.JobExpired():
                 kept.remembered.note_ended(event.job_id, type(event).__name__)
+                kept.estimates.pop(event.job_id, None)
                 self.reconsider(event.job_id)
                 if isinstance(event, ev.JobCancelled):
                     self._answered(event.answers)
@@ -347,6 +399,7 @@ WISHES_PER_ROUND_MAX: Final = 400
 """Each wish takes two facts at most, and a batch holds a thousand."""
 CONFIG_NAMES: Final = (
     "wishes_per_round",
+    "buffer_pct",
     *(f"default_compute_milli_{kind}" for kind in WorkloadKind),
     *(f"default_memory_mib_{kind}" for kind in WorkloadKind),
     *(f"modes_{kind}" for kind in WorkloadKind),
@@ -452,6 +505,11 @@ def why_late(kept: Kept, event: ev.RunStarted | ev.RunFinished | ev.RunReleased)
     return ""
 
 
+def profile_of(tenant: TenantId, command: tuple[str, ...]) -> bytes:
+    """Under what a tenant's runs of one command are known."""
+    return fingerprint("profile", tenant, *command)
+
+
 def initial() -> State:
     """The state before the first entry."""
     return State(Kept())
@@ -483,6 +541,9 @@ def snapshot(state: State) -> bytes:
             remembered=kept.remembered.written(),
             late=sorted(kept.late.items(), key=itemgetter(0)),
             config=kept.config,
+            ratios_bp=list(kept.learned.ratios_bp.items()),
+            peaks_mib=list(kept.learned.peaks_mib.items()),
+            estimates=kept.estimates,
         )
     )
 
@@ -497,6 +558,8 @@ def restore(data: bytes) -> State:
         remembered=Remembered(written.remembered),
         late=dict(written.late),
         config=written.config,
+        learned=Learned(ratios_bp=dict(written.ratios_bp), peaks_mib=dict(written.peaks_mib)),
+        estimates=written.estimates,
     )
     return State(kept, written.inbox)
 

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from apportion.admission.learned import RUNS_MIN, Learned, corrected
 from apportion.admission.model_spec import ModelSpecInvalid, parse_model
 from apportion.admission.refusals import Refused, bounded
 from apportion.admission.sizing import METHOD_VERSION, Parts, estimate
@@ -19,6 +20,7 @@ from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, Wo
 from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.diagnosis import shown
 from apportion.contracts.events import (
+    Correction,
     IsolationLevel,
     JobRequested,
     JobSpec,
@@ -51,6 +53,8 @@ NO_RETRY_CAUSES: Final = (RunCause.SUCCESS, RunCause.CANCELLED, RunCause.DEPENDE
 """Ends after which nobody can want another attempt."""
 GRACE_S_DEFAULT: Final = 10
 BUFFER_PCT: Final = 10
+BUFFER_PCT_MIN: Final = 10
+BUFFER_PCT_MAX: Final = 20
 """What is booked above the p95 of a model's size: nothing else on the device may grow into it."""
 SIZING: Final = METHOD_VERSION
 
@@ -103,8 +107,10 @@ class Defaults(Struct, frozen=True, kw_only=True):
 DEFAULTS: Final = Defaults(shares=DEFAULT_SHARES, modes=DEFAULT_MODES)
 
 
-def sized(request: JobRequested) -> Sized | Refused | None:
-    """What the request's model needs on each device; None where it names none.
+def sized(
+    request: JobRequested, learned: Learned | None = None, buffer_pct: int = BUFFER_PCT
+) -> Sized | Refused | None:
+    """What the request's model needs on each device, corrected by what was learned; None where it names none.
 
     Books the 95th percentile and a buffer, unless the request says itself how much memory it wants.
     """
@@ -119,7 +125,8 @@ def sized(request: JobRequested) -> Sized | Refused | None:
             expected=bounded(err.expected),
             found="nothing" if err.found is None else shown(err.found),
         )
-    needed_mib = -(-sizing.memory_mib_p95 * (100 + BUFFER_PCT) // 100)
+    found = corrected(learned or Learned(), sizing, sizing.family)
+    needed_mib = -(-found.memory_mib_p95 * (100 + buffer_pct) // 100)
     asked_mib = request.resources.gpu_memory_mib
     if asked_mib is None and needed_mib > MEMORY_MIB_MAX:
         return Refused(
@@ -129,11 +136,22 @@ def sized(request: JobRequested) -> Sized | Refused | None:
             found=f"{needed_mib} MiB",
         )
     return Sized(
-        memory_mib_p50=sizing.memory_mib_p50,
-        memory_mib_p95=sizing.memory_mib_p95,
+        memory_mib_p50=found.memory_mib_p50,
+        memory_mib_p95=found.memory_mib_p95,
         booked_mib=needed_mib if asked_mib is None else asked_mib,
         parts={part: mib for part in Parts.__struct_fields__ if (mib := getattr(sizing.parts, part))},
-        method=sizing.method,
+        method=found.method,
+        buffer_pct=buffer_pct,
+        family=sizing.family,
+        memory_mib_device=sizing.memory_mib_device,
+        correction=None
+        if found.runs < RUNS_MIN
+        else Correction(
+            runs=found.runs,
+            ratio_bp=found.ratio_bp,
+            memory_mib_p50_before=sizing.memory_mib_p50,
+            memory_mib_p95_before=sizing.memory_mib_p95,
+        ),
     )
 
 

@@ -71,6 +71,7 @@ VIEWS: Final = (
     "v_preemptions",
     "v_migrations",
     "v_waits",
+    "v_memory",
     "v_queue_share",
     "v_health",
     "v_changes",
