@@ -21,6 +21,7 @@ from apportion.placer.fair import Past
 from apportion.placer.free import Free
 from apportion.placer.market import Market
 from apportion.placer.mix import Mix, count
+from apportion.placer.orders import CLASS_RANK as CLASS_RANK  # noqa: PLC0414 - others have it from here
 from apportion.placer.orders import OrderKey, Weights
 from apportion.placer.orders import S as S  # noqa: PLC0414 - others have it from here
 from apportion.placer.outlook import Outlook
