@@ -74,7 +74,12 @@ def test_nothing_is_taken_for_more_than_the_guarantee() -> None:
 
 def test_a_queue_that_does_not_want_it_takes_nothing_back() -> None:
     """Its setting; and one without a guarantee has nothing to take back."""
-    for changes in ({"guaranteed_compute_milli": 4000, "reclaim": False}, {}, {"guaranteed_memory_mib": 1}):
+    cases: tuple[dict[str, Any], ...] = (
+        {"guaranteed_compute_milli": 4000, "reclaim": False},
+        {},
+        {"guaranteed_memory_mib": 1},
+    )
+    for changes in cases:
         state = told(a_queue("a", **changes), a_queue("b"), a_node(), *holding("b", 2), want("a"))
         assert victims(state) == []
 
