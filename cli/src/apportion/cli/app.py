@@ -22,7 +22,7 @@ _SECTIONS: Final = (
     ("Who is let in", ("keys",)),
     ("Prove it", ("audit", "sql", "log", "replay", "usage", "rates")),
     ("Measure", ("bench",)),
-    ("Mend", ("dlq",)),
+    ("Mend", ("dlq", "restore")),
     ("About", ("config", "paths", "version")),
 )
 

@@ -277,3 +277,75 @@ def log_to_read(place: "Place") -> Path:
         raise CommandFailed(f"the pool runs, and the monitor has no copy of its log yet ({newest})") from err
     say(f"the pool runs: this is the monitor's copy up to row {said['ordinal']}")
     return newest.with_name(str(said["file"]))
+
+
+@log_group.command("export")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--file", "file", type=click.Path(dir_okay=False, exists=True), help="This log file instead of the pool's."
+)
+@output_option
+@pool_options
+def log_export(
+    *, folder: Path, file: str | None, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
+) -> None:
+    """Write the log as Parquet, a file a day, into the new FOLDER: a backup, and something that any engine reads."""
+    import msgspec
+
+    from apportion.monitor.segments import export
+
+    path = Path(file) if file else log_to_read(place_of(data_dir, pool, bus_url))
+    manifest = export(path, folder)
+    rows = [{**msgspec.to_builtins(one), "rows": one.last_ordinal - one.first_ordinal + 1} for one in manifest.segments]
+    print_rows(rows, kind="segments", output=output, columns=("day", "rows", "first_ordinal", "last_ordinal", "file"))
+    if output in {"table", "wide"}:
+        say(f"{manifest.rows} rows in {folder}")
+
+
+@log_group.command("import")
+@click.argument("folder", type=click.Path(file_okay=False, exists=True, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@output_option
+def log_import(*, folder: Path, file: Path, output: str) -> None:
+    """Make the log FILE of an exported FOLDER. Ends with 9, and makes none, where its chain isn't whole."""
+    import msgspec
+
+    from apportion.monitor.segments import import_
+
+    verdict = import_(folder, file)
+    content = {"path": str(file), **msgspec.to_builtins(verdict)}
+    print_object(content, kind="verdict", output=output, text=lambda: f"ok: {verdict.rows} rows, chain whole ({file})")
+
+
+@cli.command()
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@output_option
+@pool_options
+def restore(source: Path, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
+    """Make a pool of its log alone, in a new data directory: SOURCE is a log file, or an exported folder.
+
+    The log is checked first. Its bus gets every message again, at the same sequence: start the pool with `apportion up`
+    afterwards, and its services fold what they had folded; running jobs are found again by their nodes' agents.
+    """
+    from apportion.cli.pool_commands import quiet_logs
+    from apportion.cli.restoring import restore as restored
+
+    quiet_logs()
+    place = place_of(data_dir, pool, bus_url)
+    if place.note is not None:
+        raise CommandFailed(
+            f"expected a data directory in which no pool runs, found {place.data_dir}",
+            code=Exit.USAGE,
+            hint="Name a new one: --data-dir DIR.",
+        )
+    content = restored(source, place.data_dir, place.pool)
+    print_object(
+        content,
+        kind="restored",
+        output=output,
+        text=lambda: (
+            f"restored: {content['rows']} rows in {content['log']}, "
+            f"{content['streams']['wishes']} wishes and {content['streams']['facts']} facts on the bus; "
+            "`apportion up` goes on from there"
+        ),
+    )

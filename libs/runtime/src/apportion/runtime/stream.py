@@ -648,7 +648,9 @@ class Bus:
         """
         assert 0 < len(messages) <= BATCH_EVENTS_MAX, f"a batch of {len(messages)} events"
         while True:
-            answer = await self._try_batch(lease, messages)
+            answer = await self._try_batch(
+                {_EXPECTED_SEQUENCE: str(lease.claim), _EXPECTED_SUBJECT: lease.subject}, messages
+            )
             if answer is None:
                 await asyncio.sleep(0.05)
                 continue
@@ -666,8 +668,23 @@ class Bus:
                 continue
             raise PublishRefused(subject=messages[0].subject, code=code, detail=str(error.get("description")))
 
-    async def _try_batch(self, lease: Lease, messages: Sequence[Message]) -> dict[str, Any] | None:
-        fence = {_EXPECTED_SEQUENCE: str(lease.claim), _EXPECTED_SUBJECT: lease.subject}
+    async def refill(self, messages: Sequence[Message], *, after: int) -> int:
+        """Store all of ``messages`` of one stream, or none, where its last sequence is ``after``; the last one's.
+
+        For a bus that is made anew from a log. Raises PublishRefused where the stream stands elsewhere: also where a
+        try that timed out was stored, which shows in its position.
+        """
+        assert 0 < len(messages) <= BATCH_EVENTS_MAX, f"a batch of {len(messages)} events"
+        answer = await self._try_batch({"Nats-Expected-Last-Sequence": str(after)}, messages)
+        if answer is None:
+            raise BusUnreachable(url=self.url, waited_s=REQUEST_TIMEOUT_S, detail="no acknowledgement of a batch")
+        if (error := answer.get("error")) is not None:
+            raise PublishRefused(
+                subject=messages[0].subject, code=int(error.get("err_code", 0)), detail=str(error.get("description"))
+            )
+        return int(answer["seq"])
+
+    async def _try_batch(self, fence: dict[str, str], messages: Sequence[Message]) -> dict[str, Any] | None:
         first = messages[0]
         if len(messages) == 1:
             # One message needs no batch, and costs a sixth of one.

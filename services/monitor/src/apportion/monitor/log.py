@@ -361,6 +361,30 @@ class EventLog:
             raise LogWriteFailed(rows=1, detail=_first_line(err)) from err
         self.signed_ordinal = ordinal
 
+    def take_segments(self, files: Sequence[Path], checkpoints: Sequence[tuple[int, str]]) -> None:
+        """Fill an empty log with the rows in ``files``, in their order, and with what was signed over them.
+
+        Nothing is checked here. Raises LogUnavailable.
+        """
+        connection = self._connection
+        try:
+            for file in files:
+                connection.execute(
+                    f"INSERT INTO events({_NAMES}) "
+                    f"SELECT {_NAMES} FROM read_parquet({_quoted(str(file))}) ORDER BY ordinal"
+                )
+            for row in checkpoints:
+                connection.execute("INSERT INTO checkpoints VALUES (?, ?)", row)
+            for stream in Stream:
+                newest = connection.execute(
+                    f"SELECT {_NAMES} FROM events WHERE stream = ? ORDER BY stream_seq DESC LIMIT 1", [stream.value]
+                ).fetchone()
+                if newest is not None:
+                    self._update(_position(newest))
+            self._load()
+        except duckdb.Error as err:
+            raise LogUnavailable(path=self.path, detail=_first_line(err)) from err
+
     def ask(self, question: str, parameters: Sequence[object] = ()) -> Answer:
         """The answer to one of our own questions, as of the last commit. Not for other people's SQL (see sql.py)."""
         with self._reading_lock:
@@ -439,18 +463,7 @@ class EventLog:
                 with connection.appender("events") as appender:
                     appender.append_rows(rows)
                 for position in reached:
-                    connection.execute(
-                        "UPDATE applied SET last_seq = ?, last_ordinal = ?, last_event_id = ?, "
-                        "last_payload_sha256 = ?, last_hash = ? WHERE stream = ?",
-                        [
-                            position.last_seq,
-                            position.last_ordinal,
-                            position.last_event_id,
-                            position.last_payload_sha256,
-                            position.last_hash,
-                            position.stream.value,
-                        ],
-                    )
+                    self._update(position)
                 connection.commit()
             except BaseException:
                 with contextlib.suppress(duckdb.Error):  # it may have ended the transaction by itself
@@ -458,6 +471,20 @@ class EventLog:
                 raise
         except duckdb.Error as err:
             raise LogWriteFailed(rows=len(rows), detail=_first_line(err)) from err
+
+    def _update(self, position: Position) -> None:
+        self._connection.execute(
+            "UPDATE applied SET last_seq = ?, last_ordinal = ?, last_event_id = ?, "
+            "last_payload_sha256 = ?, last_hash = ? WHERE stream = ?",
+            [
+                position.last_seq,
+                position.last_ordinal,
+                position.last_event_id,
+                position.last_payload_sha256,
+                position.last_hash,
+                position.stream.value,
+            ],
+        )
 
     def _migrate(self) -> None:
         connection = self._connection
@@ -855,6 +882,23 @@ class LogFile:
                 [after, upto],
             )
             after = upto
+
+    def recorded_at(self, ordinal: int) -> int:
+        """When a row that is there was recorded."""
+        return int(self.ask("SELECT recorded_at FROM events WHERE ordinal = ?", [ordinal])[0][0])
+
+    def first_ordinal_from(self, instant: int, *, after: int) -> int | None:
+        """The first row after another that was recorded at an instant or later; None where there is none."""
+        question = "SELECT min(ordinal) FROM events WHERE recorded_at >= ? AND ordinal > ?"
+        found = self.ask(question, [instant, after])[0][0]
+        return None if found is None else int(found)
+
+    def write_segment(self, path: Path, first: int, last: int) -> None:
+        """Rows from one ordinal to another, whole, as a Parquet file. Raises LogDamaged."""
+        self.ask(
+            f"COPY (SELECT {_NAMES} FROM events WHERE ordinal BETWEEN {int(first)} AND {int(last)} ORDER BY ordinal) "
+            f"TO {_quoted(str(path))} (FORMAT parquet, COMPRESSION zstd)"
+        )
 
     def message(self, stream: Stream, seq: int) -> Stored:
         """One message as it came."""
