@@ -197,7 +197,9 @@ async def test_a_request_that_makes_no_sense_says_what_was_expected(bus: Bus, ad
 
 async def test_each_unreadable_message_has_one_copy_whatever_dies(bus: Bus, admission: Admission) -> None:
     """Read again after a kill, the same messages are not copied again."""
-    bodies = [b"", b"not json", b'{"queue": "main", "gpus": 1}', b"\xff\xfe", b"x" * (BODY_MAX + 10)]
+    typo = b'{"queue": "main", "gpus": 1}'  # was read, and is refused for its field: that is no dead letter
+    bodies = [b"", b"not json", b"[" * 40, b"\xff\xfe", b"x" * (BODY_MAX + 10)]
+    await bus.jetstream.publish(WISH, typo, headers=headers("typo"))
     for number, body in enumerate(bodies):
         await bus.jetstream.publish(WISH, body, headers=headers(f"bad-{number}"))
     await admission.start()
@@ -207,13 +209,13 @@ async def test_each_unreadable_message_has_one_copy_whatever_dies(bus: Bus, admi
     await admission.start()
     found = await letters_once(bus, len(bodies) + 1)
     assert len(found) == len(bodies) + 1
-    assert [each.origin_seq for each in sorted(first, key=lambda letter: letter.origin_seq)] == [2, 3, 4, 5, 6]
+    assert [each.origin_seq for each in sorted(first, key=lambda letter: letter.origin_seq)] == [3, 4, 5, 6, 7]
     by_origin = {each.origin_seq: each for each in found}
-    assert [by_origin[seq].code for seq in (3, 4, 5, 6)] == ["NotJson", "FieldUnknown", "NotUtf8", "TooLarge"]
-    unknown = by_origin[4]
-    assert (unknown.field, unknown.subject, unknown.stream) == ("gpus", WISH, "APPORTION_MAIN_WISHES")
-    assert (unknown.body, unknown.is_cut, unknown.headers["ce-id"]) == (bodies[2], False, "bad-2")
-    large = by_origin[6]
+    assert [by_origin[seq].code for seq in (4, 5, 6, 7)] == ["NotJson", "TooDeep", "NotUtf8", "TooLarge"]
+    deep = by_origin[5]
+    assert (deep.subject, deep.stream) == (WISH, "APPORTION_MAIN_WISHES")
+    assert (deep.body, deep.is_cut, deep.headers["ce-id"]) == (bodies[2], False, "bad-2")
+    large = by_origin[7]
     assert (len(large.body), large.size, large.is_cut) == (BODY_MAX, BODY_MAX + 10, True)
 
 

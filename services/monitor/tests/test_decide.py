@@ -5,6 +5,7 @@ import pytest
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import NodeRule, Pricing, Refusal, RunCause, Thaw, Verdict
+from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import MONITOR, OPERATOR, NodeId, RunId
 from apportion.contracts.testing import ACME, NOON, a_job, a_job_request, a_node, a_placement, as_fact, as_wish
@@ -398,12 +399,14 @@ def test_a_wish_about_a_node_that_does_not_decode_is_rejected_as_what_it_is() ->
         event_id="wish-1",
         tenant=OPERATOR,
         subject_type="NodeDrainRequested",
+        ingress=Ingress.REQUEST,
     )
     pool.state = core.evolve(pool.state, entry)
     said = pool.decided()
     assert len(said) == 1
     assert isinstance(said[0], ev.NodeWishRejected)
     assert (said[0].code, said[0].field, said[0].wish_id) == (Refusal.FIELD_MISSING, "reason", "wish-1")
+    assert said[0].note == NOTES[Ingress.REQUEST], "and how it would be understood better"
 
 
 def test_wishes_that_others_answer_are_passed_over() -> None:

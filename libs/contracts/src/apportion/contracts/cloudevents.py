@@ -59,6 +59,13 @@ class Ingress(StrEnum):
     """The request alone, with no envelope: it has no id of its own, and can't be told from a repeat."""
 
 
+NOTES: Final[Mapping[Ingress, str]] = {
+    Ingress.BARE: "Read as a CloudEvent that no header announced: send content-type application/cloudevents+json.",
+    Ingress.REQUEST: "Read without an envelope: without an id and a source of its own, a repeat is a second job.",
+}
+"""What a publisher is told who was understood, and could be understood better."""
+
+
 class Opened(Struct, frozen=True, kw_only=True, gc=False):
     """A message whose envelope was read, or why it can't be. Attributes hold text that is safe to repeat."""
 

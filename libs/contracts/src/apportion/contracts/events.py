@@ -814,6 +814,8 @@ class NodeWishRejected(Fact, frozen=True, kw_only=True, tag="NodeWishRejected.v1
     expected: str = ""
     found: str = ""
     message: str = ""
+    note: str = ""
+    """What the publisher could do better beside; empty where there is nothing to say."""
 
 
 class QueueUpserted(Fact, frozen=True, kw_only=True, tag="QueueUpserted.v1"):

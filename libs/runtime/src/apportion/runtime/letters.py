@@ -1,5 +1,8 @@
 """Dead letters: copies of messages that could not be read, and what became of each.
 
+A wish that was read, and is refused for one of its fields, is none: its publisher has the answer, and nobody here could
+mend it.
+
 The message itself stays in its stream for ever. Its copy lies on a subject of its own, so that a second copy is refused
 by the server, and what is done about it (retried, dropped) is said on the same subject, behind it. Formats alone; who
 publishes and who asks are the services' and the command's business.
@@ -15,9 +18,10 @@ import msgspec
 from msgspec import Struct
 
 from apportion.contracts import subjects
+from apportion.contracts.causes import Refusal
 from apportion.contracts.cloudevents import escaped
 from apportion.contracts.codec import EVENT_BYTES_MAX, Message
-from apportion.contracts.envelope import Stream, Undecodable
+from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import PoolId
 from apportion.runtime.stream import RawMessage
 
@@ -37,6 +41,23 @@ SHA256: Final = "Apportion-Sha256"
 SIZE: Final = "Apportion-Size"
 MARK: Final = "Apportion-Mark"
 _ONLY_FIRST: Final = "Nats-Expected-Last-Subject-Sequence"
+
+
+_FOR_A_FIELD: Final = frozenset(
+    {
+        Refusal.FIELD_UNKNOWN,
+        Refusal.FIELD_MISSING,
+        Refusal.FIELD_INVALID,
+        Refusal.FIELD_CONFLICT,
+        Refusal.NOT_SUPPORTED,
+    }
+)
+
+
+def is_dead(entry: Entry) -> bool:
+    """True where the entry's message could not be read: a copy of it belongs among the dead letters."""
+    found = entry.event
+    return isinstance(found, Undecodable) and not (entry.stream is Stream.WISHES and found.code in _FOR_A_FIELD)
 
 
 @unique

@@ -30,7 +30,7 @@ from apportion.admission.state import (
 )
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Refusal, StopCause
-from apportion.contracts.cloudevents import Ingress
+from apportion.contracts.cloudevents import NOTES
 from apportion.contracts.ids import JobId, QueueId, TenantId, is_name
 from apportion.pool import quota
 from apportion.pool.quota import QueueView
@@ -57,12 +57,6 @@ OfJob = (
     | ev.JobResizeRequested
 )
 """Wishes about a job that there is."""
-
-_NOTES: Final[Mapping[Ingress, str]] = {
-    Ingress.BARE: "Read as a CloudEvent that no header announced: send content-type application/cloudevents+json.",
-    Ingress.REQUEST: "Read without an envelope: without an id and a source of its own, a repeat is a second job.",
-}
-"""What a publisher is told who was understood, and could be understood better."""
 
 
 def _policy() -> str:
@@ -226,7 +220,7 @@ class _Round:
             sized=size,
             advice=self._advice(asked.tenant, spec),
             waits_for=waits_for,
-            note=_NOTES.get(asked.ingress, ""),
+            note=NOTES.get(asked.ingress, ""),
             caused_by=asked.event_id,
         )
         self._answers[asked.seq] = admitted
@@ -691,7 +685,7 @@ class _Round:
             found=refused.found,
             message=message or refused.message(),
             job_id=JobId(f"{asked.tenant}/{name}") if is_readable else None,
-            note=_NOTES.get(asked.ingress, ""),
+            note=NOTES.get(asked.ingress, ""),
             caused_by=asked.event_id,
         )
         self._answers[asked.seq] = rejected
@@ -709,7 +703,7 @@ class _Round:
                 expected=refused.expected,
                 found=refused.found,
                 message=refused.message(),
-                note=_NOTES.get(asked.ingress, ""),
+                note=NOTES.get(asked.ingress, ""),
                 caused_by=asked.event_id,
             )
         )

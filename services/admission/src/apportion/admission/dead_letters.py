@@ -17,7 +17,7 @@ from nats.js.errors import APIError
 
 from apportion.contracts.envelope import Entry, Undecodable
 from apportion.runtime.clock import Clock
-from apportion.runtime.letters import letter_of
+from apportion.runtime.letters import is_dead, letter_of
 from apportion.runtime.stream import DEAD_LETTER_DAYS, Bus, RawMessage
 
 AT_ONCE: Final = 32
@@ -56,7 +56,7 @@ class DeadLetters:
     def saw(self, raw: RawMessage, entry: Entry) -> None:
         """Note a message that could not be read."""
         found = entry.event
-        if not isinstance(found, Undecodable):
+        if not isinstance(found, Undecodable) or not is_dead(entry):
             return
         if self._clock.now() - raw.recorded_at > DEAD_LETTER_DAYS * _NS_PER_DAY:
             return  # a copy would have aged out: this is an old stream, read again

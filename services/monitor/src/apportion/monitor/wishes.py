@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Pricing, Refusal, Thaw, Verdict
+from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.envelope import Entry, Undecodable
 from apportion.contracts.ids import NodeId, RunId, TenantId
@@ -33,6 +34,7 @@ class AskedWish(Struct, frozen=True, kw_only=True):
     wish: ev.MonitorWish | None
     undecodable: Undecodable | None = None
     """Why it is none; set where ``wish`` is not."""
+    ingress: Ingress = Ingress.BINARY
 
 
 class Situation(Struct, kw_only=True):
@@ -69,6 +71,7 @@ def asked_of_us(entry: Entry) -> AskedWish | None:
         expires_at=entry.expires_at,
         wish=wish,
         undecodable=undecodable,
+        ingress=entry.ingress,
     )
 
 
@@ -279,6 +282,7 @@ def _rejected(asked: AskedWish, code: Refusal, *, field: str = "", expected: str
         expected=expected,
         found=found,
         message=_MESSAGES.get(code, ""),
+        note=NOTES.get(asked.ingress, ""),
         caused_by=asked.event_id,
     )
 
