@@ -42,6 +42,12 @@ async def test_python_with_nats_py_alone(pool: Pool) -> None:
     await asks_twice(pool, sys.executable, "-I", str(EXAMPLES / "python.py"))
 
 
+async def test_the_python_program_says_in_one_line_that_no_pool_is_there(pool: Pool) -> None:
+    """A stack of calls in a loop tells nobody what to do."""
+    code, out, err = await pool.program(sys.executable, "-I", str(EXAMPLES / "python.py"), "nats://127.0.0.1:1")
+    assert (code, out, err.count("\n"), "apportion up" in err) == (8, "", 1, True), err
+
+
 async def test_a_shell_with_a_socket_alone(pool: Pool) -> None:
     """The bus's protocol is text: a machine without any package can publish."""
     if shutil.which("bash") is None:

@@ -295,6 +295,7 @@ async def test_errors_say_what_was_expected_what_was_found_and_what_to_do(bus: B
     with pytest.raises(BusUnreachable) as nobody:
         await Client.connect("nats://127.0.0.1:1", tenant="acme", timeout_s=0.3)
     assert "apportion up" in nobody.value.next_step
+    assert "ConnectionRefused" in nobody.value.found, "what kept us out, rather than that we gave up"
     with pytest.raises(RequestInvalid, match="Acme Corp"):
         await Client.connect(bus.url, tenant="Acme Corp")
     async with await Client.connect(bus.url, tenant="acme", pool="other") as client:

@@ -108,10 +108,12 @@ def request_body(data: bytes, *, name: str, dry_run: bool) -> bytes:
         try:
             content = tomllib.loads(data.decode())
         except ValueError as not_toml:
+            is_json = name.endswith(".json") or (not name.endswith(".toml") and data.lstrip().startswith(b"{"))
+            meant, why = ("JSON", not_json) if is_json else ("TOML", not_toml)
             raise CommandFailed(
-                f"{name}: expected one job request in JSON or TOML, found neither ({not_json}; as TOML: {not_toml})",
+                f"{name}: expected one job request, found no {meant}: {why}",
                 code=Exit.USAGE,
-                hint="--raw sends the bytes as they are.",
+                hint="A request is one object in JSON or TOML; --raw sends the bytes as they are.",
             ) from not_toml
         data = json.dumps(content).encode()
     if not isinstance(content, dict):
@@ -258,7 +260,10 @@ def _print_answer(answer: dict[str, Any], output: str) -> None:
             for name in ("node", "cause", "detail", "exit_code", "signal", "run_ms")
             if answer.get(name)
         )
-        return f"{answer['job_id'] or 'request ' + answer['id']} {answer['outcome']}{more}{took}"
+        repeat = ""
+        if answer.get("first_wish"):
+            repeat = f"\n  asked before under the same id, as wish {answer['first_wish']}: no second job was made"
+        return f"{answer['job_id'] or 'request ' + answer['id']} {answer['outcome']}{more}{took}{repeat}"
 
     print_object(answer, kind="submission", output=output, text=text)
 

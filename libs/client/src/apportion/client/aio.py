@@ -123,9 +123,12 @@ class Client:
         if key_file is not None:
             options = {"nkeys_seed": str(key_file), "inbox_prefix": f"_INBOX_{principal}", **options}
         refused = asyncio.Event()
+        kept_out = ""
 
         async def noticed(error: Exception) -> None:
             """Each call reports its own failures; what the library tries for ever is this."""
+            nonlocal kept_out
+            kept_out = type(error).__name__
             if "authorization violation" in str(error).lower():
                 refused.set()
 
@@ -153,7 +156,7 @@ class Client:
                 await connection.close()
             raise BusUnreachable(
                 expected=f"a nats-server at {url}",
-                found=f"no answer within {timeout_s:g} s ({type(err).__name__})",
+                found=f"no answer within {timeout_s:g} s ({kept_out or type(err).__name__})",
                 next_step="Check the address; `apportion up` starts a pool on this machine.",
             ) from err
         finally:

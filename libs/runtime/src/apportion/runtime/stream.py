@@ -506,7 +506,9 @@ class Bus:
         except (TimeoutError, OSError, nats.errors.Error) as err:
             with contextlib.suppress(Exception):
                 await client.close()
-            raise BusUnreachable(url=url, waited_s=wait_s, detail=type(err).__name__) from err
+            # The library goes on trying until the time is out: what kept it from getting through says more.
+            detail = bus.last_error.partition(":")[0] or type(err).__name__
+            raise BusUnreachable(url=url, waited_s=wait_s, detail=detail) from err
         return bus
 
     async def close(self) -> None:
