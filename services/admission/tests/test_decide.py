@@ -10,6 +10,7 @@ from apportion.admission import core
 from apportion.admission.testing import NODE, History, run_of
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Refusal, RunCause, StopCause
+from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.envelope import Undecodable
 from apportion.contracts.ids import OPERATOR, JobId, NodeId, TenantId
 from apportion.contracts.testing import (
@@ -117,6 +118,15 @@ def test_three_hundred_hostile_wishes_delay_no_good_one_behind_them() -> None:
     said = history.decide()
     assert [type(fact) for fact in said] == [*[ev.JobRejected] * 300, ev.JobAdmitted]
     assert [getattr(fact, "answers", 0) for fact in said] == list(range(1, 302))
+
+
+def test_how_wishes_came_is_counted_on_after_a_restart() -> None:
+    """A total that falls back to zero looks like a pool that nobody uses."""
+    history = a_pool()
+    for ingress in (Ingress.BINARY, Ingress.BARE, Ingress.BARE):
+        history.wish(a_job_request(), ingress=ingress)
+    restored = core.restore(core.snapshot(history.state))
+    assert restored.kept.ingress == {Ingress.BINARY: 1, Ingress.BARE: 2}
 
 
 def test_a_flood_that_cannot_be_read_leaves_room_for_what_jobs_need() -> None:

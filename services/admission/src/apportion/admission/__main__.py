@@ -10,10 +10,9 @@ from typing import Annotated, Final
 import structlog
 from msgspec import Meta
 
-from apportion.admission import core
+from apportion.admission import core, ingress
 from apportion.admission.asks import Asks
 from apportion.admission.dead_letters import DeadLetters
-from apportion.admission.ingress import IngressCount
 from apportion.admission.state import WISHES_PER_ROUND, WISHES_PER_ROUND_MAX
 from apportion.admission.validate import BUFFER_PCT, BUFFER_PCT_MAX, BUFFER_PCT_MIN, DEFAULT_MODES, DEFAULT_SHARES
 from apportion.contracts.causes import Mode, WorkloadKind
@@ -88,7 +87,6 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
         await bus.provision()
         clock = SystemClock()
         shell = _Shell(bus, clock, is_busy=lambda: reactor.lag > 0 or bool(reactor.state.inbox))
-        shell.ingress.shown_by(metrics)
         reactor = Reactor(
             core=core,
             author=ADMISSION,
@@ -102,6 +100,7 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
             vigil=Vigil(bus, ADMISSION, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
         )
         metrics.lag_of = lambda: reactor.lag
+        ingress.show(metrics, lambda: reactor.state.kept.ingress)
         health = HealthServer(
             SERVICE,
             settings.data_dir,
@@ -119,17 +118,15 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
 
 
 class _Shell:
-    """What happens beside the reactor: letters are laid aside, requests are answered inline, and forms are counted."""
+    """What happens beside the reactor: letters are laid aside, and requests are answered inline."""
 
     def __init__(self, bus: Bus, clock: SystemClock, *, is_busy: Callable[[], bool]) -> None:
         self.letters = DeadLetters(bus, service=SERVICE, clock=clock, is_busy=is_busy)
         self.asks = Asks(bus)
-        self.ingress = IngressCount()
 
     def saw(self, raw: RawMessage, entry: Entry) -> None:
         self.letters.saw(raw, entry)
         self.asks.saw(entry)
-        self.ingress.saw(entry)
 
     def is_settled(self) -> bool:
         return self.letters.is_settled()  # who asked asks again; a copy would be forgotten

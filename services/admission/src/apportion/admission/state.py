@@ -95,6 +95,8 @@ class Kept(Struct, kw_only=True):
     """What observed peaks taught."""
     estimates: dict[JobId, Estimate] = {}
     """Of jobs that have not ended."""
+    ingress: dict[Ingress, int] = {}
+    """How many wishes came in which form."""
 
 
 class Written(Struct, kw_only=True, array_like=True):
@@ -111,6 +113,7 @@ class Written(Struct, kw_only=True, array_like=True):
     """In an order of its own, too: the first is forgotten first."""
     peaks_mib: list[tuple[bytes, list[int]]]
     estimates: dict[JobId, Estimate]
+    ingress: list[tuple[Ingress, int]] = []
 
 
 class State:
@@ -245,6 +248,7 @@ class State:
         if entry.seq <= kept.wishes_seq:
             return  # delivered twice
         kept.wishes_seq = entry.seq
+        kept.ingress[entry.ingress] = kept.ingress.get(entry.ingress, 0) + 1
         event = entry.event
         tenant = entry.tenant or TenantId("")
         identity: Identity | None = None
@@ -544,6 +548,7 @@ def snapshot(state: State) -> bytes:
             ratios_bp=list(kept.learned.ratios_bp.items()),
             peaks_mib=list(kept.learned.peaks_mib.items()),
             estimates=kept.estimates,
+            ingress=sorted(kept.ingress.items()),
         )
     )
 
@@ -560,6 +565,7 @@ def restore(data: bytes) -> State:
         config=written.config,
         learned=Learned(ratios_bp=dict(written.ratios_bp), peaks_mib=dict(written.peaks_mib)),
         estimates=written.estimates,
+        ingress=dict(written.ingress),
     )
     return State(kept, written.inbox)
 
