@@ -5,6 +5,7 @@
 #   make check                     format, lint, types, import walls, generated documents
 #   make sim [SEED=7] [EVENTS=N]   one simulated run; the same seed is the same run
 #   make e2e                       the whole stack, driven through the command
+#   make isolation                 the isolation tests in every mode, each with its negative control
 #   make bench                     throughput and latency, with the machine beside the figures
 #   make lock, make audit          pin every package by hash; list what is installed, and what is known against it
 #
@@ -27,10 +28,10 @@ SEED ?= 1
 EVENTS ?= 200000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim e2e bench lock audit clean
+.PHONY: help venv demo test check format docs sim e2e isolation bench lock audit clean
 
 help:
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile
 
 # Set-up: run again only when a requirement changed.
 $(BIN)/python:
@@ -96,6 +97,11 @@ sim: $(VENV)/.dev-ready
 
 e2e: $(VENV)/.dev-ready
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
+
+isolation: $(VENV)/.runtime-ready
+	@for mode in exclusive mig mps timeslice; do \
+	  echo "# $$mode" >&2; $(BIN)/python -m apportion.node_agent.isolation --mode $$mode $(ARGS); \
+	done
 
 bench: $(VENV)/.dev-ready
 	@$(BIN)/python -m bench $(ARGS)

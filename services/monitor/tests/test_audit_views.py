@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import DeviceHealth, Pending, RunCause, StopCause
+from apportion.contracts.causes import DeviceHealth, IsolationFinding, IsolationTest, Mode, Pending, RunCause, StopCause
 from apportion.contracts.ids import ADMISSION, DeviceUuid, JobId, NodeId, RunId
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement, a_queue
 from apportion.monitor.log import EventLog, views, views_in
@@ -143,6 +143,43 @@ def test_a_move_says_from_where_to_where_and_what_it_cost(tmp_path: Path) -> Non
             log,
             "SELECT job_id, tenant, cause, attempt, from_nodes, to_nodes, downtime_ms, lost_work_s FROM v_migrations",
         ) == [("acme/low", "acme", "NodeLost", 2, ["node-1"], ["node-2", "node-3"], 24_000, 79)]
+
+
+def test_a_line_for_each_check_of_isolation_and_the_newest_is_marked(tmp_path: Path) -> None:
+    """A control that failed is beside what held."""
+    tape = Tape()
+
+    def verdict(test_id: str, *checks: ev.IsolationCheck) -> ev.IsolationVerdict:
+        return ev.IsolationVerdict(
+            test_id=test_id,
+            node_id=NODE,
+            device_uuid=DeviceUuid("GPU-1"),
+            mode=Mode.MPS,
+            test=IsolationTest.MEMORY,
+            verdict=IsolationFinding.PASSED,
+            checks=checks,
+            driver_version="580.95.05",
+            simulated=True,
+            started_at=NOON,
+            finished_at=NOON,
+        )
+
+    passed = ev.IsolationCheck(
+        name="a", verdict=IsolationFinding.PASSED, figures={"failures": 0}, control={"failures": 3}
+    )
+    told = ev.IsolationCheck(name="b", verdict=IsolationFinding.REPORTED, detail="not promised")
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append([tape.fact(verdict("t1", passed)), tape.fact(verdict("t2", passed, told))])
+        assert asked(
+            log,
+            "SELECT test_id, check_name, check_verdict, CAST(figures -> '$.failures' AS INT),"
+            " CAST(control -> '$.failures' AS INT), detail, driver_version, simulated, is_latest"
+            " FROM v_isolation ORDER BY ordinal, check_name",
+        ) == [
+            ("t1", "a", "passed", 0, 3, None, "580.95.05", True, False),
+            ("t2", "a", "passed", 0, 3, None, "580.95.05", True, True),
+            ("t2", "b", "reported", None, None, "not promised", "580.95.05", True, True),
+        ]
 
 
 def test_what_a_queue_may_hold_and_holds(log: EventLog) -> None:

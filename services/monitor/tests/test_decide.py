@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import NodeRule, Pricing, Refusal, RunCause, Thaw, Verdict
+from apportion.contracts.causes import Mode, NodeRule, Pricing, Refusal, RunCause, Thaw, Verdict
 from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.envelope import Entry, Stream, Undecodable
-from apportion.contracts.ids import MONITOR, OPERATOR, NodeId, RunId
+from apportion.contracts.ids import MONITOR, OPERATOR, DeviceUuid, NodeId, RunId
 from apportion.contracts.testing import ACME, NOON, a_job, a_job_request, a_node, a_placement, as_fact, as_wish
 from apportion.monitor import core
 from apportion.monitor.core import Heard, Resumed, State, Tick
@@ -345,6 +345,27 @@ def test_the_next_threshold_is_when_the_monitor_wants_to_be_woken() -> None:
 CORDON = ev.NodeCordonRequested(node_id="node-1", reason="fan")
 DRAIN = ev.NodeDrainRequested(node_id="node-1", reason="kernel", deadline_s=60)
 UNCORDON = ev.NodeUncordonRequested(node_id="node-1", reason="done")
+TRY = ev.IsolationTestRequested(node_id="node-1", mode=Mode.MPS, reason="new driver")
+
+
+def test_the_device_without_runs_is_tried_for_isolation() -> None:
+    """In the hardest mode that it offers, where none is named."""
+    pool = Pool("node-1")
+    pool.fold(a_job())
+    pool.fold(a_placement())
+    pool.wish(msgspec.structs.replace(TRY, mode=None), actor="alice")
+    assert pool.decided() == [
+        ev.IsolationTestStarted(
+            test_id="isolation-1",
+            node_id=NODE,
+            device_uuid=DeviceUuid("GPU-node-1-1"),
+            mode=Mode.MPS,
+            actor="alice",
+            reason="new driver",
+            answers=1,
+            caused_by="wish-1",
+        )
+    ]
 
 
 def test_an_operators_wishes_are_answered_in_order() -> None:
@@ -371,6 +392,9 @@ def test_an_operators_wishes_are_answered_in_order() -> None:
         (msgspec.structs.replace(CORDON, node_id="node-9"), {}, Refusal.NODE_NOT_FOUND, "node_id"),
         (DRAIN, {"expires_at": NOON}, Refusal.EXPIRED, "expirytime"),
         (UNCORDON, {}, Refusal.NODE_STATE, "node_id"),
+        (msgspec.structs.replace(TRY, node_id="node-9"), {}, Refusal.NODE_NOT_FOUND, "node_id"),
+        (msgspec.structs.replace(TRY, device_uuid="GPU-9"), {}, Refusal.NO_MATCHING_DEVICE, "device_uuid"),
+        (msgspec.structs.replace(TRY, mode=Mode.MIG), {}, Refusal.ISOLATION_UNAVAILABLE, "mode"),
     ],
 )
 def test_what_cannot_be_done_is_rejected_with_its_code(
@@ -463,6 +487,12 @@ def test_a_snapshot_keeps_the_wishes_that_wait() -> None:
             (RunId("acme/train-7/0/1"),),
         ),
         (CORDON, "NodeCordoned", ("Nothing new is placed on it; what runs there, runs on.",), ()),
+        (
+            TRY,
+            "IsolationTestStarted",
+            ("GPU-node-1-1 is tried in mode mps, and takes no new run until that is over.", "It begins at once."),
+            (),
+        ),
     ],
 )
 def test_a_wish_that_is_only_tried_is_answered_and_changes_nothing(

@@ -5,10 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from apportion.contracts.causes import DeviceHealth, RunCause, StopCause
+from apportion.contracts.causes import DeviceHealth, IsolationFinding, IsolationTest, Mode, RunCause, StopCause
 from apportion.contracts.events import (
     DeviceHealthChanged,
     Fact,
+    IsolationTestStarted,
+    IsolationVerdict,
     LeaseClaimed,
     NodeFenced,
     NodeRegistered,
@@ -18,7 +20,7 @@ from apportion.contracts.events import (
     RunStarted,
     RunStopOrdered,
 )
-from apportion.contracts.ids import DeviceUuid, NodeId, RunId, agent_author
+from apportion.contracts.ids import MONITOR, DeviceUuid, NodeId, RunId, agent_author
 from apportion.contracts.testing import NOON, a_device, a_placement, as_fact
 from apportion.node_agent.core import (
     Adopted,
@@ -28,6 +30,7 @@ from apportion.node_agent.core import (
     Instruction,
     Inventory,
     InventoryChanged,
+    IsolationTried,
     MustStop,
     Observation,
     ProcessExited,
@@ -39,6 +42,7 @@ from apportion.node_agent.core import (
     StartRun,
     State,
     StopRun,
+    TryIsolation,
 )
 
 NODE = NodeId("node-1")
@@ -443,6 +447,80 @@ def test_a_device_that_recovers_is_told() -> None:
     node.see(DeviceHealthSeen(device_uuid=uuid, health=DeviceHealth.HEALTHY, code="probe"))
     changes = node.say()
     assert [(type(c), getattr(c, "after", None)) for c in changes] == [(DeviceHealthChanged, DeviceHealth.HEALTHY)]
+
+
+def a_trial(**changes: Any) -> IsolationTestStarted:
+    base = IsolationTestStarted(
+        test_id="isolation-9",
+        node_id=NODE,
+        device_uuid=DeviceUuid("GPU-node-1-0"),
+        mode=Mode.MPS,
+        actor="ann",
+        answers=9,
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def a_verdict() -> IsolationVerdict:
+    return IsolationVerdict(
+        test_id="isolation-9",
+        node_id=NODE,
+        device_uuid=DeviceUuid("GPU-node-1-0"),
+        mode=Mode.MPS,
+        test=IsolationTest.CRASH,
+        verdict=IsolationFinding.PASSED,
+        checks=(),
+        started_at=NOON,
+        finished_at=NOON,
+    )
+
+
+def test_a_device_is_tried_once_it_takes_no_new_run_and_holds_none() -> None:
+    """A run that was placed before the placer heard of it goes on, or waits for the test's end."""
+    node = a_running_node()
+    node.fold(a_trial(), author=MONITOR)
+    assert node.do() == []
+    (change,) = node.say()
+    assert isinstance(change, DeviceHealthChanged)
+    assert (change.after, change.code) == (DeviceHealth.DEGRADED, "isolation-test")
+    assert node.do() == []
+    node.see(exited(exit_code=0))
+    node.say()
+    node.do()
+    node.see(SlicesReleased(run_id=RUN, at=NOON + 6))
+    node.say()
+    assert node.do()[-1] == TryIsolation(order=a_trial())
+    node.fold(a_placement("acme/late"))
+    assert node.do() == []
+    node.see(IsolationTried(test_id="isolation-9", verdicts=(a_verdict(),)))
+    change, verdict = node.say()
+    assert isinstance(change, DeviceHealthChanged)
+    assert (change.after, verdict) == (DeviceHealth.HEALTHY, a_verdict())
+    assert [type(one) for one in node.do()] == [StartRun]
+
+
+def test_a_test_that_died_with_its_agent_is_begun_anew() -> None:
+    node = a_node_at_work()
+    node.fold(a_trial(), author=MONITOR)
+    node.say()
+    assert node.do() == [TryIsolation(order=a_trial())]
+    node.restart("s2")
+    node.say()
+    assert node.do() == [TryIsolation(order=a_trial())]
+
+
+def test_a_test_of_another_node_is_none_of_ours() -> None:
+    node = a_node_at_work()
+    node.fold(a_trial(node_id=NodeId("node-2")), author=MONITOR)
+    assert (node.say(), node.do()) == ([], [])
+
+
+def test_a_victim_of_its_fault_domain_is_not_to_blame() -> None:
+    node = a_running_node()
+    node.see(exited(exit_code=78, is_victim=True, detail="fault domain of GPU-1: server status FAULT"))
+    finished = finished_of(node.say())
+    assert finished.cause is RunCause.FAULT_DOMAIN_FAILED
+    assert finished.detail == "fault domain of GPU-1: server status FAULT"
 
 
 def test_a_run_over_its_memory_ends_for_that() -> None:

@@ -264,3 +264,27 @@ class DeviceHealth(StrEnum):
     """It works; nothing new is placed on it."""
     FAILED = "failed"
     """Its runs are lost; nothing is placed on it."""
+
+
+@unique
+class IsolationTest(StrEnum):
+    """What a neighbour tries to do to another."""
+
+    MEMORY = "memory"
+    """Take more than its share, alone and as two processes."""
+    COMPUTE = "compute"
+    """Keep the device busy without a gap."""
+    CRASH = "crash"
+    """Die in the ways in which processes die on devices."""
+
+
+@unique
+class IsolationFinding(StrEnum):
+    """What an isolation test, or one check of it, came to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+    """Its control, without enforcement, did no harm either, or none could be run: it proves nothing."""
+    REPORTED = "reported"
+    """Measured, and not promised by the mode."""

@@ -15,6 +15,8 @@ from msgspec import Meta, Struct
 
 from apportion.contracts.causes import (
     DeviceHealth,
+    IsolationFinding,
+    IsolationTest,
     Mode,
     NodeRule,
     Pending,
@@ -529,6 +531,19 @@ class RateCardChangeRequested(Wish, frozen=True, kw_only=True, tag="RateCardChan
     effective_at: Timestamp | None = None
     """None: from the answer on. One in the past changes what was charged since: the reason should say why."""
     reason: Reason
+    dry_run: bool = False
+
+
+class IsolationTestRequested(Wish, frozen=True, kw_only=True, tag="IsolationTestRequested.v1"):
+    """An operator asks that slices of a device are tried against each other. By IsolationTestStarted or a rejection."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    node_id: Name
+    device_uuid: Text | None = None
+    """None: one that offers the mode, without runs if there is such a one."""
+    mode: Mode | None = None
+    """None: mig where the device is in MIG mode, else mps where it is offered, else the last of its modes."""
+    reason: Text = ""
     dry_run: bool = False
 
 
@@ -1318,6 +1333,53 @@ class NodeUncordoned(Fact, frozen=True, kw_only=True, tag="NodeUncordoned.v1"):
     """The monitor's own rule, by which it had cordoned the node; None where an operator asked."""
 
 
+class IsolationTestStarted(Fact, frozen=True, kw_only=True, tag="IsolationTestStarted.v1"):
+    """The node's agent shall try the device's isolation once no run holds it. Written by monitor.
+
+    The device takes no new run meanwhile; three IsolationVerdicts follow, one for each test.
+    """
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    test_id: str
+    node_id: NodeId
+    device_uuid: DeviceUuid
+    mode: Mode
+    actor: str
+    reason: str = ""
+    answers: int
+
+
+class IsolationCheck(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One check of an isolation test, with what was measured and what its control measured without enforcement."""
+
+    name: str
+    verdict: IsolationFinding
+    figures: dict[str, int] = {}
+    """By name, which ends in the unit."""
+    control: dict[str, int] = {}
+    detail: str = ""
+
+
+class IsolationVerdict(Fact, frozen=True, kw_only=True, tag="IsolationVerdict.v1"):
+    """What an isolation test of a device came to, with its figures. Written by the agent that tried it."""
+
+    AUTHOR: ClassVar[Author] = AGENT
+    test_id: str
+    node_id: NodeId
+    device_uuid: DeviceUuid
+    mode: Mode
+    test: IsolationTest
+    verdict: IsolationFinding
+    """The worst of its checks; reported figures count for nothing."""
+    checks: tuple[IsolationCheck, ...]
+    model: str = ""
+    driver_version: str = ""
+    cuda_version: str = ""
+    simulated: bool = False
+    started_at: Instant
+    finished_at: Instant
+
+
 class ControlPlaneFrozen(Fact, frozen=True, kw_only=True, tag="ControlPlaneFrozen.v1"):
     """So much of the fleet is silent that the monitor doubts itself: nothing is fenced or placed. By monitor."""
 
@@ -1406,7 +1468,7 @@ JobWish = (
     | JobResizeRequested
     | QueueUpsertRequested
 )
-NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested
+NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested | IsolationTestRequested
 MonitorWish = NodeWish | ControlPlaneThawRequested | RateCardChangeRequested
 AnyWish = JobWish | MonitorWish
 
@@ -1430,10 +1492,11 @@ JobFact = (
     | LateFactIgnored
 )
 PlacerFact = RunPlaced | RunStopOrdered | JobPendingReasonChanged
-AgentFact = NodeRegistered | DeviceHealthChanged | RunStarted | RunFinished | RunReleased
+AgentFact = NodeRegistered | DeviceHealthChanged | RunStarted | RunFinished | RunReleased | IsolationVerdict
 MonitorFact = (
     NodeWishRejected
     | NodeWishJudged
+    | IsolationTestStarted
     | NodeSuspected
     | NodeTrusted
     | NodeLost

@@ -198,6 +198,8 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             | ev.NodeCordoned()
             | ev.NodeDraining()
             | ev.NodeUncordoned()
+            | ev.IsolationTestStarted()
+            | ev.IsolationVerdict()
         ):
             return f"{prefix}.node.{event.node_id}"
         case ev.RateCardChanged():

@@ -254,6 +254,7 @@ def evolve(state: State, entry: Entry) -> State:
             | ev.NodeDraining()
             | ev.NodeUncordoned()
             | ev.RateCardChanged()
+            | ev.IsolationTestStarted()
         ):
             _note_answer(state, event.answers)
         case ev.AuditQueryRun():

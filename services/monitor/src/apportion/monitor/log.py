@@ -70,6 +70,7 @@ VIEWS: Final = (
     "v_queries",
     "v_preemptions",
     "v_migrations",
+    "v_isolation",
     "v_waits",
     "v_memory",
     "v_queue_share",

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Pricing, Refusal, Thaw, Verdict
+from apportion.contracts.causes import DeviceHealth, Mode, Pricing, Refusal, Thaw, Verdict
 from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.envelope import Entry, Undecodable
@@ -114,6 +114,8 @@ def _answer(asked: AskedWish, situation: Situation, now: int) -> ev.Fact:
         return _thawed(asked, event, situation)
     if isinstance(event, ev.RateCardChangeRequested):
         return _charged(asked, event, now)
+    if isinstance(event, ev.IsolationTestRequested):
+        return _isolation_test(asked, event, situation.pool)
     return _of_node(asked, event, situation.cordons, now)
 
 
@@ -179,7 +181,53 @@ def _charged(asked: AskedWish, event: ev.RateCardChangeRequested, now: int) -> e
     )
 
 
-def _of_node(asked: AskedWish, event: ev.NodeWish, cordons: dict[NodeId, NodeState | None], now: int) -> ev.Fact:
+def _isolation_test(asked: AskedWish, event: ev.IsolationTestRequested, pool: Pool) -> ev.Fact:
+    node = pool.nodes.get(NodeId(event.node_id))
+    if node is None:
+        return _rejected(asked, Refusal.NODE_NOT_FOUND, field="node_id", expected="a known node", found=event.node_id)
+    if node.state in {NodeState.SUSPECTED, NodeState.FENCED}:
+        return _rejected(
+            asked, Refusal.NODE_STATE, field="node_id", expected="a node that speaks", found=str(node.state)
+        )
+    views = [view for view in node.devices.values() if event.device_uuid in {None, view.device.uuid}]
+    if not views:
+        known = ", ".join(sorted(node.devices)) or "none"
+        return _rejected(
+            asked,
+            Refusal.NO_MATCHING_DEVICE,
+            field="device_uuid",
+            expected=f"one of {known}",
+            found=event.device_uuid or "",
+        )
+    fit = [view for view in views if event.mode is None or event.mode in view.device.modes]
+    if not fit:
+        offered = ", ".join(sorted({str(mode) for view in views for mode in view.device.modes}))
+        return _rejected(
+            asked, Refusal.ISOLATION_UNAVAILABLE, field="mode", expected=f"one of {offered}", found=str(event.mode)
+        )
+    fit = [view for view in fit if view.device.health is DeviceHealth.HEALTHY]
+    if not fit:
+        return _rejected(asked, Refusal.NODE_STATE, field="device_uuid", expected="a healthy device", found="none")
+    view = min(fit, key=lambda one: (len(one.runs), one.device.index, one.device.uuid))
+    modes = view.device.modes
+    return ev.IsolationTestStarted(
+        test_id=f"isolation-{asked.seq}",
+        node_id=node.node_id,
+        device_uuid=view.device.uuid,
+        mode=event.mode or next((mode for mode in (Mode.MIG, Mode.MPS) if mode in modes), modes[-1]),
+        actor=asked.actor or asked.tenant,
+        reason=event.reason,
+        answers=asked.seq,
+        caused_by=asked.event_id,
+    )
+
+
+def _of_node(
+    asked: AskedWish,
+    event: ev.NodeDrainRequested | ev.NodeCordonRequested | ev.NodeUncordonRequested,
+    cordons: dict[NodeId, NodeState | None],
+    now: int,
+) -> ev.Fact:
     node_id = NodeId(event.node_id)
     if node_id not in cordons:
         return _rejected(asked, Refusal.NODE_NOT_FOUND, field="node_id", expected="a known node", found=event.node_id)
@@ -256,6 +304,11 @@ def _judgement(situation: Situation, asked: AskedWish, answer: ev.Fact) -> ev.No
         case ev.RateCardChanged():
             count = f"{len(answer.rates)} rates in {answer.currency} count"
             return replace(judged, would=(f"{count} from {answer.effective_at} (ns since the Unix epoch) on.",))
+        case ev.IsolationTestStarted(node_id=node_id):
+            busy = len(situation.pool.nodes[node_id].devices[answer.device_uuid].runs)
+            said = f"{answer.device_uuid} is tried in mode {answer.mode}, and takes no new run until that is over."
+            waits = f"It begins once the device's runs, {busy} now, have ended." if busy else "It begins at once."
+            return replace(judged, node_id=node_id, would=(said, waits))
         case ev.ControlPlaneThawed():
             lost = ", ".join(answer.presumed_lost) or "none"
             return replace(judged, would=(f"Placing goes on. Fenced once their lease has ended: {lost}.",))
@@ -291,6 +344,8 @@ _MESSAGES: Final = {
     Refusal.NOT_PERMITTED: "only operators ask this",
     Refusal.EXPIRED: "the wish came too late to be done",
     Refusal.NODE_NOT_FOUND: "no node of this name has registered",
+    Refusal.NO_MATCHING_DEVICE: "the node has no such device",
+    Refusal.ISOLATION_UNAVAILABLE: "no device that could be tried offers the mode",
     Refusal.NODE_STATE: "the node is not in a state in which this can be done",
     Refusal.FIELD_INVALID: "the wish can't be done as it is written",
     Refusal.FIELD_CONFLICT: "the wish contradicts itself",

@@ -5,6 +5,7 @@ agent finds them again.
 """
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -18,8 +19,8 @@ import structlog
 from msgspec import Meta
 
 from apportion.contracts import samples, subjects
-from apportion.contracts.causes import DeviceHealth, Mode
-from apportion.contracts.events import Slice
+from apportion.contracts.causes import DeviceHealth, IsolationFinding, IsolationTest, Mode
+from apportion.contracts.events import IsolationTestStarted, IsolationVerdict, Slice
 from apportion.contracts.fields import LABEL
 from apportion.contracts.ids import JobId, NodeId, PoolId, RunId, agent_author, job_of_run
 from apportion.contracts.units import MILLI_PER_DEVICE
@@ -33,6 +34,8 @@ from apportion.node_agent.enforce.slices import Enforcer, Slices
 from apportion.node_agent.enforce.timeslice import TimeSlice
 from apportion.node_agent.enforce.watchdog import Watchdog
 from apportion.node_agent.health_watch import HealthWatch
+from apportion.node_agent.isolation.ground import Tools, tools_env
+from apportion.node_agent.isolation.tester import HARDWARE_KERNELS, Effort, not_tried, try_isolation
 from apportion.node_agent.machine import inventory_of, with_lost
 from apportion.node_agent.nvml import Devices, NoDriver, NvmlFailed, open_devices
 from apportion.node_agent.processes import Processes, RootInUse
@@ -153,6 +156,10 @@ class Agent:
                 on_slices=self._mapping(inventory),
             )
             stack.push_async_callback(shell.close)
+            tools = Tools(
+                devices=devices, slices=slices, watchdog=watchdog, mps=mps, env=tools_env(path, self._node_env())
+            )
+            shell.try_isolation = functools.partial(self._try_isolation, tools, slices)
             for device in inventory.devices:
                 devices.keep_accounts(device.uuid)
 
@@ -313,6 +320,30 @@ class Agent:
                 before = now
                 slices.use({device.uuid: device for device in now.devices})
                 reactor.feed(core.InventoryChanged(inventory=now))
+
+    async def _try_isolation(
+        self, tools: Tools, slices: Slices, order: IsolationTestStarted
+    ) -> tuple[IsolationVerdict, ...]:
+        device = slices.usable.get(order.device_uuid)
+        if device is None:
+            now = self._clock.now()
+            return (
+                IsolationVerdict(
+                    test_id=order.test_id,
+                    node_id=self._node,
+                    device_uuid=order.device_uuid,
+                    mode=order.mode,
+                    test=IsolationTest.MEMORY,
+                    verdict=IsolationFinding.INCONCLUSIVE,
+                    checks=(not_tried("the node has no such device any more"),),
+                    started_at=now,
+                    finished_at=now,
+                ),
+            )
+        effort = Effort() if self._simulated is not None else Effort(kernels=HARDWARE_KERNELS)
+        return await try_isolation(
+            tools, device, order.mode, node=self._node, test_id=order.test_id, clock=self._clock, effort=effort
+        )
 
     async def _reclaim(self, mig: Mig, shell: Shell) -> None:
         """MIG instances of dead runs that something still held when the agent started."""

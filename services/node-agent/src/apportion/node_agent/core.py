@@ -28,6 +28,8 @@ from apportion.contracts.events import (
     DeviceHealthChanged,
     Enforced,
     Fact,
+    IsolationTestStarted,
+    IsolationVerdict,
     LeaseClaimed,
     NodeFenced,
     NodeRegistered,
@@ -43,6 +45,9 @@ OUT_OF_MEMORY_EXIT: Final = 77
 """The exit code with which a workload says that its device refused it memory (the workload client uses it)."""
 FACTS_MAX: Final = 900
 """Most facts of one decision: a batch on the bus holds 1,000."""
+TRIED_FACTS_MAX: Final = 30
+TRIAL_CODE: Final = "isolation-test"
+"""Why a device that is well takes no new run."""
 
 RULES: Final = (
     "act-after-own-claim-adoption-and-inventory",
@@ -52,6 +57,7 @@ RULES: Final = (
     "exit-77-is-out-of-memory",
     "release-after-the-devices-show-nothing",
     "remove-after-the-release-was-folded",
+    "device-on-trial-takes-no-new-run",
     "victim-of-a-failed-fault-domain-is-not-its-own-failure",
 )
 POLICY: Final = "node-agent@1#" + hashlib.sha256("\n".join(RULES).encode()).hexdigest()[:12]
@@ -151,6 +157,14 @@ class SlicesReleased(Struct, frozen=True, kw_only=True):
     at: int
 
 
+class IsolationTried(Struct, frozen=True, kw_only=True):
+    """An isolation test is over: one verdict for each of its tests, or fewer where it could not be finished."""
+
+    test_id: str
+    verdicts: tuple[IsolationVerdict, ...]
+    """All of them, and one at least: they end the test."""
+
+
 class Found(Struct, frozen=True, kw_only=True):
     """What earlier sessions left of one run: running, ended, or (neither given) withdrawn before it was started."""
 
@@ -174,6 +188,7 @@ Observation: TypeAlias = (
     | ProcessExited
     | MustStop
     | SlicesReleased
+    | IsolationTried
     | Adopted
 )
 
@@ -206,7 +221,13 @@ class RemoveRun(Struct, frozen=True, kw_only=True):
     run_id: RunId
 
 
-Instruction: TypeAlias = StartRun | StopRun | ReleaseRun | RemoveRun
+class TryIsolation(Struct, frozen=True, kw_only=True):
+    """Try the isolation of a device that no run holds: IsolationTried follows."""
+
+    order: IsolationTestStarted
+
+
+Instruction: TypeAlias = StartRun | StopRun | ReleaseRun | RemoveRun | TryIsolation
 
 
 # State
@@ -256,6 +277,15 @@ class Run(Struct, kw_only=True):
     released_at: int = 0
 
 
+class Trial(Struct, kw_only=True):
+    """An isolation test that was asked for and has no verdict yet."""
+
+    order: IsolationTestStarted
+    is_issued: bool = False
+    """This session's own, as is what follows."""
+    verdicts: tuple[IsolationVerdict, ...] | None = None
+
+
 class Stray(Struct, kw_only=True):
     """A directory of a run that the stream holds no order for: released before, or of another pool."""
 
@@ -274,6 +304,8 @@ class State(Struct, kw_only=True):
     """As last stated, with what was said of its devices' health since."""
     fenced_by: str = ""
     runs: dict[RunId, Run] = {}
+    trials: dict[str, Trial] = {}
+    """Isolation tests by their id, in the order in which they were asked for."""
     # This session's own.
     own_session: str = ""
     found: dict[RunId, Found] = {}
@@ -292,6 +324,7 @@ class _Snapshot(Struct, frozen=True, kw_only=True):
     registered: NodeRegistered | None
     fenced_by: str
     runs: tuple["_RunSnapshot", ...]
+    trials: tuple[IsolationTestStarted, ...] = ()
 
 
 class _RunSnapshot(Struct, frozen=True, kw_only=True):
@@ -335,6 +368,8 @@ class AgentCore:
                 self._stop_ordered(state, entry, event)
             case NodeFenced(node_id=self.node_id) if entry.author == MONITOR:
                 self._fenced(state, entry, event)
+            case IsolationTestStarted(node_id=self.node_id) if entry.author == MONITOR:
+                state.trials.setdefault(event.test_id, Trial(order=event))
             case _ if entry.author == self.author:
                 self._own(state, entry)
             case _:
@@ -403,6 +438,9 @@ class AgentCore:
             case RunFinished(run_id=run_id) if (run := state.runs.get(run_id)) is not None:
                 run.is_finished_stated = True
                 run.last_event = entry.event_id
+            case IsolationVerdict(test_id=test_id):
+                # The first one ends it: all of a test's are stated at once.
+                state.trials.pop(test_id, None)
             case RunReleased(run_id=run_id) if (run := state.runs.pop(run_id, None)) is not None:
                 # One that was never started has no directory; removing what isn't there costs nothing and is safe.
                 state.to_remove[run_id] = None
@@ -449,6 +487,9 @@ class AgentCore:
                 if run is not None and run.phase is Phase.ENDED:
                     run.phase = Phase.CLEAR
                     run.released_at = at
+            case IsolationTried(test_id=test_id, verdicts=verdicts):
+                if (trial := state.trials.get(test_id)) is not None:
+                    trial.verdicts = verdicts
             case _:
                 assert_never(observation)
         return state
@@ -512,6 +553,7 @@ class AgentCore:
             is_older_left |= run.order.node_epoch < state.epoch and not is_released
         if is_complete and len(facts) < FACTS_MAX - len(state.health):
             facts += self._node_facts(state, is_older_left=is_older_left)
+            facts += [verdict for trial in state.trials.values() for verdict in trial.verdicts or ()][:TRIED_FACTS_MAX]
         return facts
 
     def _run_facts(self, state: State, run: Run, now: int, facts: list[Fact]) -> bool:
@@ -585,9 +627,8 @@ class AgentCore:
         assert inventory is not None
         if is_older_left:
             return []  # Registered with the new epoch means: whatever is older is gone.
-        devices = tuple(
-            _with_health(d, state.health[d.uuid].health) if d.uuid in state.health else d for d in inventory.devices
-        )
+        on_trial = {trial.order.device_uuid for trial in state.trials.values() if trial.verdicts is None}
+        devices = tuple(_with_health(d, _health_of(state, d, on_trial)) for d in inventory.devices)
         wanted = NodeRegistered(
             node_id=self.node_id,
             session=state.session,
@@ -613,11 +654,12 @@ class AgentCore:
                 device_uuid=after.uuid,
                 before=before.health,
                 after=after.health,
-                code=seen.code if (seen := state.health.get(after.uuid)) is not None else "inventory",
-                detail=seen.detail if seen is not None else "",
+                code=code,
+                detail=detail,
             )
             for before, after in zip(stated.devices, devices, strict=True)
             if before.health is not after.health
+            for code, detail in (_reason_of(state, after, on_trial),)
         ]
 
     def wake_at(self, state: State, now: int) -> int | None:  # noqa: ARG002  the same for every core
@@ -632,11 +674,15 @@ class AgentCore:
             return []
         ends: list[Instruction] = []
         starts: list[Instruction] = []
+        # A run that was placed before its placer heard of the test waits for the test's end.
+        in_trial = {
+            trial.order.device_uuid for trial in state.trials.values() if trial.is_issued and trial.verdicts is None
+        }
         for run in sorted(state.runs.values(), key=_by_placement):
             doom = run.doom
             match run.phase:
                 case Phase.ORDERED:
-                    if doom is None:
+                    if doom is None and not any(_holds(run, device) for device in in_trial):
                         starts.append(StartRun(order=run.order))
                 case Phase.RUNNING:
                     # While it is starting there is nothing to stop yet; its start is bounded and ends in a word.
@@ -655,7 +701,21 @@ class AgentCore:
             elif not stray.is_stop_issued:
                 ends.append(StopRun(run_id=run_id, grace_s=0))
         ends += [RemoveRun(run_id=run_id) for run_id in sorted(state.to_remove)]
-        return ends + starts
+        return ends + starts + self._trials(state, in_trial)
+
+    def _trials(self, state: State, in_trial: set[DeviceUuid]) -> list[Instruction]:
+        """The tests that can begin: their device was said to take no new run, and holds none."""
+        found: list[Instruction] = []
+        devices = {} if state.registered is None else {device.uuid: device for device in state.registered.devices}
+        for trial in state.trials.values():
+            uuid = trial.order.device_uuid
+            device = devices.get(uuid)
+            if trial.is_issued or uuid in in_trial or device is None or device.health is DeviceHealth.HEALTHY:
+                continue
+            if not any(_holds(run, uuid) for run in state.runs.values()):
+                found.append(TryIsolation(order=trial.order))
+                in_trial.add(uuid)
+        return found
 
     def issued(self, state: State, instruction: Instruction) -> State:
         """The state once the shell has this instruction, changed in place."""
@@ -672,6 +732,9 @@ class AgentCore:
             case RemoveRun(run_id=run_id):
                 state.strays.pop(run_id, None)
                 state.to_remove.pop(run_id, None)
+            case TryIsolation(order=order):
+                if (trial := state.trials.get(order.test_id)) is not None:
+                    trial.is_issued = True
             case _:
                 assert_never(instruction)
         return state
@@ -699,6 +762,7 @@ class AgentCore:
                     )
                     for run in sorted(state.runs.values(), key=_by_placement)
                 ),
+                trials=tuple(trial.order for trial in state.trials.values()),
             ),
         )
 
@@ -722,6 +786,7 @@ class AgentCore:
                 )
                 for run in kept.runs
             },
+            trials={order.test_id: Trial(order=order) for order in kept.trials},
         )
 
     def position(self, state: State) -> tuple[int, int]:
@@ -740,6 +805,21 @@ def _by_placement(run: Run) -> tuple[int, RunId]:
 
 def _holds(run: Run, device: DeviceUuid) -> bool:
     return any(piece.device_uuid == device for piece in run.order.slices)
+
+
+def _health_of(state: State, device: Device, on_trial: set[DeviceUuid]) -> DeviceHealth:
+    seen = state.health.get(device.uuid)
+    health = device.health if seen is None else seen.health
+    return DeviceHealth.DEGRADED if health is DeviceHealth.HEALTHY and device.uuid in on_trial else health
+
+
+def _reason_of(state: State, device: Device, on_trial: set[DeviceUuid]) -> tuple[str, str]:
+    """Why the device's health is what it is now: code and detail."""
+    seen = state.health.get(device.uuid)
+    is_well = seen is None or seen.health is DeviceHealth.HEALTHY
+    if is_well and device.health is DeviceHealth.DEGRADED and device.uuid in on_trial:
+        return TRIAL_CODE, "it takes no new run until its isolation was tried"
+    return ("isolation-tested", "") if seen is None else (seen.code, seen.detail)
 
 
 def _took_effect(run: Run, doom: Doom, end: ProcessExited) -> bool:

@@ -9,14 +9,14 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Final, assert_never
 
 import msgspec
 import structlog
 
 from apportion.contracts.causes import Mode, RunCause
-from apportion.contracts.events import RunPlaced, Slice
+from apportion.contracts.events import IsolationTestStarted, IsolationVerdict, RunPlaced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import core, run_records
 from apportion.node_agent.enforce.fault_domains import DomainFailed
@@ -77,6 +77,7 @@ class Shell:
         self._stopping: set[RunId] = set()
         self._on_slices = on_slices or (lambda _: None)
         self.feed: Callable[[core.Observation], None] = lambda _: None
+        self.try_isolation: Callable[[IsolationTestStarted], Awaitable[tuple[IsolationVerdict, ...]]] = _no_trial
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails where an instruction ended in an error that nobody foresaw: then the agent has to begin anew."""
 
@@ -127,8 +128,13 @@ class Shell:
                 self._releasing.append(order)
             case core.RemoveRun(run_id=run_id):
                 self._go(self._remove(run_id))
+            case core.TryIsolation(order=order):
+                self._go(self._try_isolation(order))
             case _:
                 assert_never(instruction)
+
+    async def _try_isolation(self, order: IsolationTestStarted) -> None:
+        self.feed(core.IsolationTried(test_id=order.test_id, verdicts=await self.try_isolation(order)))
 
     async def _start(self, order: RunPlaced) -> None:
         run = order.run_id
@@ -255,7 +261,7 @@ class Shell:
 
     def live_runs(self) -> set[RunId]:
         """Runs that have slices, or are about to."""
-        return {*self._slices_of, *self._starting}
+        return {*self._slices_of, *self._starting, *self._watchdog.guests}
 
     def _left_on_devices(self, run: RunId, on_device: set[int]) -> set[int]:
         """Processes of an ended run that its devices still show."""
@@ -391,6 +397,10 @@ class Shell:
             log.error("instruction_failed", error=f"{type(err).__name__}: {err}", exc_info=err)
             if not self.failure.done():
                 self.failure.set_exception(err)
+
+
+async def _no_trial(order: IsolationTestStarted) -> tuple[IsolationVerdict, ...]:
+    raise NotImplementedError(f"nobody here can try {order.test_id}")
 
 
 def session_leaders(processes: Processes) -> Callable[[int], RunId | None]:

@@ -16,8 +16,10 @@ import asyncio
 import contextlib
 import functools
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -35,6 +37,7 @@ from apportion.node_agent.enforce.watchdog import Watchdog
 from apportion.node_agent.nvml import Devices, NvmlFailed
 
 CONTROL: Final = "nvidia-cuda-mps-control"
+_TRIAL: Final = "trial-"
 _COMMAND_S_MAX: Final = 10.0
 _ANSWER_S_MAX: Final = 3.0
 """For what a healthy server does in milliseconds: later is never."""
@@ -265,6 +268,10 @@ class Mps:
             return
         by_index = {str(info.index): info.uuid for info in self._devices.inventory()}
         for name in names:
+            if name.startswith(_TRIAL):
+                await self._end_daemon(_Domain(DeviceUuid(""), self._directory / name))
+                shutil.rmtree(self._directory / name, ignore_errors=True)
+                continue
             uuid = by_index.get(name)
             if uuid is None or uuid in in_use:
                 continue
@@ -273,6 +280,11 @@ class Mps:
                 async with domain.lock:
                     await self._end_daemon(domain)
                 log.info("mps_daemon_reclaimed", device=uuid)
+
+    def trial_pipe(self) -> Path:
+        """A directory for a daemon of an isolation test, which ``recover`` would find."""
+        self._directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=_TRIAL, dir=self._directory))
 
     async def _let_clear(self, domain: _Domain) -> None:
         """Wait until a failed domain's last run is gone and its daemon with it."""

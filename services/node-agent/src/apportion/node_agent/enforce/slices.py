@@ -58,11 +58,12 @@ class Slices:
     ) -> None:
         self._devices = devices
         self._enforcers = enforcers
-        self._usable = usable
+        self.usable = usable
+        """The devices that there are."""
 
     def use(self, usable: Mapping[DeviceUuid, Device]) -> None:
         """The devices that there are from now on."""
-        self._usable = usable
+        self.usable = usable
 
     async def apply(self, run: RunId, pieces: tuple[Slice, ...]) -> SetUp:
         """Set up every slice; raises EnforcementFailed, and then none is."""
@@ -134,7 +135,7 @@ class Slices:
         return sum(peaks) if peaks else None
 
     def _enforcer(self, piece: Slice) -> Enforcer:
-        device = self._usable.get(piece.device_uuid)
+        device = self.usable.get(piece.device_uuid)
         if device is None:
             raise EnforcementFailed(piece.device_uuid, "device", asked=piece.mode, observed="no such device here")
         if piece.mode not in self._enforcers or piece.mode not in device.modes:

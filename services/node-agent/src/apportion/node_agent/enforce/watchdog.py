@@ -53,6 +53,8 @@ class Watchdog:
         self.used_mib: dict[RunId, int] = {}
         """By run, over all devices, at the last look."""
         self.peak_mib: dict[RunId, int] = {}
+        self.guests: dict[RunId, Callable[[Offence | Escape], None]] = {}
+        """Who hears of runs that the pool doesn't know: those of isolation tests."""
 
     def watch(self, run: RunId, piece: Slice, *, is_mps: bool = False) -> None:
         """Hold the run to the memory of this slice from now on."""
@@ -113,7 +115,10 @@ class Watchdog:
         self.used_mib = dict(used)
         for run, mib in used.items():
             self.peak_mib[run] = max(self.peak_mib.get(run, 0), mib)
-        return found
+        for one in found:
+            if (hears := self.guests.get(one.run_id)) is not None:
+                hears(one)
+        return [one for one in found if one.run_id not in self.guests]
 
     def _run_of(self, pid: int) -> RunId | None:
         """By session, since a child may outlive its parent but seldom leaves its session; else by its environment."""
