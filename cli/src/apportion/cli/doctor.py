@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apportion.cli.exits import CommandFailed
-from apportion.cli.places import Place, read_note
+from apportion.cli.places import Place, read_note, running_elsewhere
 
 FREE_MIB_WARN: Final = 2_048
 FREE_MIB_FAIL: Final = 256
@@ -132,7 +132,9 @@ def _processes(place: Place) -> Iterator[dict[str, str]]:
             "`apportion up` takes them over or ends them.",
         )
     else:
-        yield finding("ok", "pool", f"none runs in {place.data_dir}", "")
+        others = ", ".join(each.data_dir for each in running_elsewhere(place.data_dir))
+        elsewhere = f"; --data-dir finds what runs in {others}" if others else ""
+        yield finding("ok", "pool", f"none runs in {place.data_dir}{elsewhere}", "")
     if note is None:
         port = place.settings.bus_port
         with socket.socket() as probe:

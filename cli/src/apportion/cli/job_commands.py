@@ -368,7 +368,7 @@ def show(job: str, output: str, data_dir: str | None, pool: str | None, bus_url:
         head = (
             f"{row['job_id']}  {row['state']}{' (' + row['reason'] + ')' if row['reason'] else ''}\n"
             f"  queue {row['queue']}, {row['workload']}, {row['service_class']};"
-            f" asks {_ask_text(row)}; attempts {row['attempts']}\n"
+            f" asks {_ask_text(row)}{' of GPU memory' if row['memory_mib'] else ''}; attempts {row['attempts']}\n"
         )
         head += "".join(f"  {line}\n" for line in memory_text(content["memory"]))
         runs = table(

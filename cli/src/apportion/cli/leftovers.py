@@ -82,6 +82,17 @@ def processes_of(data_dir: Path, *, node: str | None = None) -> list[Found]:
     ]
 
 
+def data_dirs() -> list[Path]:
+    """The data directories that services on this machine run in, as far as we may look."""
+    found = {
+        value
+        for process in _all_processes()
+        if _module_of(process.arguments) in _SERVICES
+        for value in _values(_environment(process.pid), _DATA_DIR_VARIABLE)
+    }
+    return [Path(value) for value in sorted(found)]
+
+
 def end(found: Iterable[Found], *, number: signal.Signals, wait_s: float) -> list[Found]:
     """Send a signal to each, wait, and return those that still live."""
     alive = [process for process in found if _signal(process, number)]

@@ -252,6 +252,15 @@ def _log_of(place: "Place") -> Path:
     return log_file(place.data_dir, place.pool)
 
 
+def _elsewhere(data_dir: Path) -> str:
+    """Where pools run, for who looked in the wrong place; empty where none does."""
+    from apportion.cli.places import running_elsewhere
+
+    return "".join(
+        f"Pool {note.pool} runs in {note.data_dir}: --data-dir says so. " for note in running_elsewhere(data_dir)
+    )
+
+
 def log_to_read(place: "Place") -> Path:
     """The log where the pool is stopped, else the monitor's newest copy of it."""
     import json
@@ -264,7 +273,7 @@ def log_to_read(place: "Place") -> Path:
             raise CommandFailed(
                 f"expected an event log at {path}, found none",
                 code=Exit.NOT_FOUND,
-                hint="Name another place: --data-dir DIR, or a file: --file FILE.",
+                hint=_elsewhere(place.data_dir) or "Name another place: --data-dir DIR, or a file: --file FILE.",
             )
         return path
     newest = copies_dir(place.data_dir, place.pool) / "newest.json"

@@ -118,8 +118,18 @@ class Place(Struct, frozen=True, kw_only=True):
         return self.loaded.settings
 
 
+def running_elsewhere(data_dir: Path) -> list[PoolNote]:
+    """The notes of pools that run on this machine in other directories than this one."""
+    from apportion.cli.leftovers import data_dirs
+
+    notes = (read_note(each) for each in data_dirs() if each.absolute() != data_dir.absolute())
+    return [note for note in notes if note is not None]
+
+
 def find(flags: dict[str, str]) -> Place:
     """The pool that was named, else the one that runs on this machine: the default one, or the demo's.
+
+    Where its bus alone was named, and it runs on this machine, its directory is found as well.
 
     Raises SettingsInvalid.
     """
@@ -131,6 +141,12 @@ def find(flags: dict[str, str]) -> Place:
         note = read_note(demo_data_dir())
         if note is not None:
             data_dir = Path(note.data_dir)
+    if (note is None or note.bus_url != settings.bus_url) and (
+        loaded.origins["data_dir"] == "default" and loaded.origins["bus_url"] != "default"
+    ):
+        named = next((each for each in running_elsewhere(data_dir) if each.bus_url == settings.bus_url), None)
+        if named is not None:
+            note, data_dir = named, Path(named.data_dir)
     bus_url = settings.bus_url
     if loaded.origins["bus_url"] == "default" and note is not None:
         bus_url = note.bus_url

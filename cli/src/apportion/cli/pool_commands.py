@@ -12,6 +12,8 @@ from apportion.cli.exits import CommandFailed, Exit
 from apportion.cli.output import output_option, print_object, print_rows, say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from apportion.cli.supervisor import Supervisor
 
 _SIZE_CONTEXT: Final = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -172,8 +174,21 @@ def banner(supervisor: "Supervisor") -> list[str]:
         f"  services   {services}   ready in {supervisor.ready_s:.1f} s",
         f"  keys       {_keys_line(supervisor)}",
         f"  queues     {', '.join(f'{queue.queue} ({len(queue.tenants)} tenants)' for queue in plan.queues)}",
-        "next: apportion submit FILE   apportion jobs   apportion events -f   Ctrl-C stops",
+        "next: apportion submit FILE   apportion jobs   apportion events -f   Ctrl-C stops"
+        + _said_with_each(supervisor.data_dir),
     ]
+
+
+def _said_with_each(data_dir: "Path") -> str:
+    """What other terminals have to say to find this pool; nothing where they look there by themselves."""
+    import shlex
+
+    from apportion.cli.places import demo_data_dir
+    from apportion.runtime.settings import default_data_dir
+
+    if data_dir.absolute() in {default_data_dir().absolute(), demo_data_dir().absolute()}:
+        return ""
+    return f"   (each with --data-dir {shlex.quote(str(data_dir))})"
 
 
 @cli.command()

@@ -129,6 +129,8 @@ def _spec(spec: Mapping[str, Any]) -> str:
     share = (
         f"{spec.get('compute_milli', 1000)} milli-GPU and {spec.get('memory_mib') or 'all'} MiB of {devices} device(s)"
     )
+    if spec.get("host_memory_mib"):
+        share += f", {spec['host_memory_mib']} MiB of host memory"
     order = f"class {spec.get('service_class', 'batch')}, priority {spec.get('priority', 500)}"
     return f"{share}, {replicas} replica(s), {order}, queue {spec.get('queue')}"
 
