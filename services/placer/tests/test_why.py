@@ -52,7 +52,8 @@ def test_a_blocked_job_is_told_who_holds_what_it_needs_and_what_would_help() -> 
         "(InsufficientCompute). Where the memory is free, too little compute is (at most 200 milli-GPU on one device): "
         "it starts when runs end, or with a smaller share. In its way: acme/first. "
         "Nodes: 1 InsufficientCompute, 1 NoMatchingDevice. "
-        "It would start now with models any model (not h100-80), or compute_milli 200 (not 400)."
+        "It would start now with models any model (not h100-80), or compute_milli 200 (not 400). "
+        "When it may start, nobody can say: the runs in its way have no time limit, and too few like them ended."
     )
 
 

@@ -167,4 +167,6 @@ def _wait(job: JobView, reason: Reason, now: int) -> ev.JobPendingReasonChanged:
         nodes=reason.nodes,
         since_at=now if told is None or told.code is not reason.code else told.since_at,
         hint=reason.hint,
+        start_low_at=reason.start_low_at,
+        start_high_at=reason.start_high_at,
     )

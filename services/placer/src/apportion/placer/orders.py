@@ -19,6 +19,13 @@ OrderKey = tuple[int, int, int, JobId]
 """The order of jobs in one line: the least goes first. The last is the id, so that no two are equal."""
 S: Final = 1_000_000_000
 """Nanoseconds in a second."""
+CLASS_RANK: Final = {
+    ServiceClass.ONLINE: 0,
+    ServiceClass.STANDARD: 1,
+    ServiceClass.BATCH: 2,
+    ServiceClass.SPOT: 3,
+}
+"""The first goes first, and stops those behind it where that is asked for."""
 VERSION: Final = "classes@1,seed@1"
 """Changes whenever an order may come out another way."""
 NORM: Final = 1_000_000

@@ -6,11 +6,13 @@ from itertools import chain, islice
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from apportion.contracts.causes import Mode, Pending
 from apportion.contracts.events import JobHeld
 from apportion.contracts.ids import JobId, QueueId
 from apportion.placer.constraints import Where
+from apportion.placer.estimates import Estimate, estimate
 from apportion.placer.orders import OrderKey
 from apportion.placer.rooms import NEVER, Demand, Out
 from apportion.placer.rounds import GANG_MAX, Block, Line, Round
@@ -18,6 +20,8 @@ from apportion.placer.state import Shape, order_of
 from apportion.pool.state import JobView
 
 BLOCKERS_MAX: Final = 8
+ESTIMATES_MAX: Final = 64
+"""Shapes of jobs of which one round says when they may start."""
 _SCAN_MAX: Final = 64
 """Holders that are looked at to name the blockers: those who end soonest are the ones worth naming."""
 _STOPPED: Final = frozenset({Out.NODE_CORDONED, Out.NODE_DRAINING})
@@ -61,6 +65,9 @@ class Reason(Struct, frozen=True, kw_only=True):
     blocking_ids: tuple[str, ...] = ()
     nodes: dict[str, int] = {}
     hint: str = ""
+    start_low_at: int = 0
+    start_high_at: int = 0
+    """When it may start, by ``estimates``; 0 where nobody can say."""
 
 
 def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
@@ -167,6 +174,7 @@ def too_early(job: JobView) -> Reason:
     return Reason(
         code=Pending.BACKOFF if is_retry else Pending.NOT_BEFORE,
         limit={"not_before_at": job.not_before_at},
+        start_low_at=job.not_before_at,
         hint="Its last attempt failed, and it is tried again at not_before_at."
         if is_retry
         else "It asked not to start before not_before_at.",
@@ -218,17 +226,27 @@ def changes(round_: Round) -> Iterator[tuple[JobView, Reason]]:
     rest = merge(
         *(_behind(round_, line, code, number) for number, (line, code) in enumerate(zip(blocked, codes, strict=True)))
     )
+    estimates: dict[Shape, Estimate] = {}
+    heads = {key for key, _ in firsts}
     for key, number in chain(sorted(firsts), merge(rest, _early(round_))):
         if number < 0:
             job = jobs[key[3]]
             yield job, _put_off(job)
             continue
         line = blocked[number]
+        assert line.block is not None
         reason = known.get(line.shape)
         if reason is None:
-            assert line.block is not None
             reason = known[line.shape] = reason_of(round_, line.shape, line.block)
-        yield jobs[key[3]], reason
+            if len(estimates) < ESTIMATES_MAX:
+                estimates[line.shape] = estimate(round_, line.shape, line.block)
+        found = estimates.get(line.shape)
+        if found is not None and (found.low_at or found.high_at):
+            # When the first one goes is known to a point; when those behind it do depends on that.
+            high_at = found.high_at if key in heads else 0
+            yield jobs[key[3]], replace(reason, start_low_at=found.low_at, start_high_at=high_at)
+        else:
+            yield jobs[key[3]], reason
 
 
 def _code(round_: Round, line: Line) -> Pending:

@@ -665,6 +665,54 @@ def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: Ten
     )
 
 
+def without_run(room: NodeRoom, slices: tuple[Slice, ...], cpu_milli: int, host_memory_mib: int) -> NodeRoom:
+    """The node once a run that holds these slices is gone; of the owners of what remains nothing more is known."""
+    gone = {piece.device_uuid: piece for piece in slices}
+    devices = []
+    for device in room.devices:
+        piece = gone.get(device.uuid)
+        if piece is None:
+            devices.append(device)
+            continue
+        runs = device.runs - 1
+        instances = device.instances
+        if piece.mig is not None:
+            placed = (piece.mig.profile, piece.mig.start, piece.mig.size)
+            instances = tuple(each for each in instances if each != placed)
+        devices.append(
+            DeviceRoom(
+                device.uuid,
+                device.model,
+                device.compute_milli,
+                device.memory_mib,
+                device.free_compute_milli + piece.compute_milli,
+                device.free_memory_mib + piece.memory_mib,
+                device.modes,
+                device.is_healthy,
+                runs,
+                device.mode if runs else None,
+                device.tenant if runs else TenantId(""),
+                device.kind,
+                device.free_encoders + piece.encoders,
+                device.free_pcie_mbps + piece.pcie_mbps,
+                instances,
+            )
+        )
+    return NodeRoom(
+        room.node_id,
+        room.epoch,
+        room.state,
+        room.cpu_milli,
+        room.memory_mib,
+        room.free_cpu_milli + cpu_milli,
+        room.free_memory_mib + host_memory_mib,
+        tuple(devices),
+        sum(1 for device in devices if device.is_healthy and not device.runs),
+        room.kind,
+        sum(map(free_share, devices)),
+    )
+
+
 def shortfall(demand: Demand, room: NodeRoom) -> int:
     """How far the node is from hosting one replica, in thousandths summed over what is missing; 0 where it does.
 

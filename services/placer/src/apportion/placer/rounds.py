@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import ServiceClass
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId, run_id
 from apportion.placer import fair, orders
 from apportion.placer.books import Books, charge_on, least_charge
-from apportion.placer.orders import OrderKey, S
+from apportion.placer.orders import CLASS_RANK, OrderKey, S
 from apportion.placer.policies import policy_id
 from apportion.placer.ranking import Ranking, follow
 from apportion.placer.rooms import (
@@ -38,8 +37,6 @@ FACTS_MAX: Final = 900
 """Facts of one decision: they travel as one batch, which the bus bounds at 1,000."""
 GANG_MAX: Final = 990
 """A gang travels in one batch: a larger one can't be placed whole."""
-CLASSES: Final = tuple(ServiceClass)
-"""The first goes first."""
 _LAST: Final[OrderKey] = (2**63, 0, 0, JobId(""))
 """After every key."""
 MEMO_MIN: Final = 256
@@ -231,7 +228,7 @@ class Round:
         state = self.state
         key = line.keys[line.at]
         job = state.pool.jobs[key[3]]
-        leading = CLASSES.index(job.spec.service_class) if state.settings.between_queues == "classes" else 0
+        leading = CLASS_RANK[job.spec.service_class] if state.settings.between_queues == "classes" else 0
         order = order_in(state, line.shape.queue)
         return orders.head_of(job, key, order, state.settings, self.now), leading
 

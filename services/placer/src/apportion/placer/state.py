@@ -16,10 +16,12 @@ from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId, TenantId
 from apportion.placer import fair, orders
 from apportion.placer.constraints import Kind, Limits
+from apportion.placer.durations import OWN_END, Durations, note
 from apportion.placer.fair import Past
 from apportion.placer.free import Free
 from apportion.placer.market import Market
 from apportion.placer.mix import Mix, count
+from apportion.placer.orders import CLASS_RANK as CLASS_RANK  # noqa: PLC0414 - others have it from here
 from apportion.placer.orders import OrderKey, Weights
 from apportion.placer.orders import S as S  # noqa: PLC0414 - others have it from here
 from apportion.placer.outlook import Outlook
@@ -113,6 +115,8 @@ class Kept(msgspec.Struct, kw_only=True):
     """What the pool was asked lately."""
     past: dict[str, Past] = {}
     """What was held lately: by queue, and by ``<queue>/<tenant>``."""
+    durations: Durations = msgspec.field(default_factory=Durations)
+    """How long its runs took lately."""
 
 
 @dataclass(slots=True)
@@ -259,6 +263,9 @@ def evolve(state: State, entry: Entry) -> State:
                 jobs.add(run.job_id)
                 if isinstance(event, ev.RunReleased):
                     node, slices = run.node_id, run.slices
+                elif isinstance(event, ev.RunFinished) and event.cause in OWN_END and run.state is RunState.STARTED:
+                    job = pool.jobs[run.job_id]
+                    note(state.kept.durations, job.tenant, job.spec.kind, (entry.recorded_at - run.started_at) // S)
         case ev.NodeFenced() | ev.NodeDraining() | ev.NodeCordoned() | ev.NodeUncordoned():
             node = event.node_id
             jobs.update(_jobs_on(pool, node))

@@ -13,6 +13,7 @@ from msgspec import Struct
 from apportion.contracts.causes import Pending
 from apportion.contracts.ids import JobId, QueueId
 from apportion.placer.constraints import Where
+from apportion.placer.estimates import Estimate, estimate
 from apportion.placer.orders import OrderKey, S, head_of
 from apportion.placer.reasons import Reason, held_back, reason_of, too_early
 from apportion.placer.rooms import Demand, Out, places_on, replicas_when_empty
@@ -52,6 +53,12 @@ class Why(Struct, frozen=True, kw_only=True):
     limit: dict[str, int] = {}
     blocking_ids: tuple[str, ...] = ()
     nodes: dict[str, int] = {}
+    start_low_at: int = 0
+    """When it may start at the soonest, as the runs in its way are expected to end; 0: nobody can say."""
+    start_high_at: int = 0
+    """When its turn has come at the latest, as things stand; 0: nobody can say."""
+    start_basis: str = ""
+    """What the range rests on."""
     changes: tuple[Change, ...] = ()
     """What could be asked otherwise, those that would start it now first."""
     text: str = ""
@@ -60,12 +67,17 @@ class Why(Struct, frozen=True, kw_only=True):
 
 def why(pool: Pool, job_id: JobId, now: int, settings: Settings | None = None) -> Why | None:
     """Why the job waits at this moment; None where the pool knows no such job (any more)."""
+    return why_in(state_of(Kept(pool=pool, settings=settings or Settings())), job_id, now)
+
+
+def why_in(state: State, job_id: JobId, now: int) -> Why | None:
+    """The same, of a placer's state."""
+    pool = state.pool
     job = pool.jobs.get(job_id)
     if job is None:
         return None
     if job.state is not JobState.QUEUED:
         return Why(job_id=job_id, state=job.state, text=_settled(job))
-    state = state_of(Kept(pool=pool, settings=settings or Settings()))
     waited = max(0, now - job.queued_at) // S
     if job.hold is not None:
         reason = held_back(job.hold)
@@ -73,6 +85,7 @@ def why(pool: Pool, job_id: JobId, now: int, settings: Settings | None = None) -
     if job.not_before_at > now:
         reason = too_early(job)
         seconds = (job.not_before_at - now + S - 1) // S
+        # The instant itself is no start: what is free then, nobody knows.
         return _answer(job, reason, waited, text=f"{job_id} waits for {seconds} s more. {reason.hint}")
     # As many facts as it takes: this round is published nowhere.
     round_ = Round(state, now, room_for=2**62)
@@ -87,8 +100,14 @@ def why(pool: Pool, job_id: JobId, now: int, settings: Settings | None = None) -
     changes = tuple(
         sorted(_changes(round_, job, shape, line.block), key=lambda each: (not each.starts_now, not each.could_start))
     )
-    text = _text(job, reason, waited, ahead, changes, could_start=could_start)
-    return _answer(job, reason, waited, ahead=ahead, could_start=could_start, changes=changes, text=text)
+    found = Estimate()
+    if could_start:
+        found = estimate(round_, shape, line.block, nodes=state.rooms, is_first=line.keys[line.at][3] == job_id)
+    reason = msgspec.structs.replace(reason, start_low_at=found.low_at, start_high_at=found.high_at)
+    text = " ".join([_text(job, reason, waited, ahead, changes, could_start=could_start), _when(found, now)]).strip()
+    return _answer(
+        job, reason, waited, ahead=ahead, could_start=could_start, changes=changes, basis=found.basis, text=text
+    )
 
 
 def _answer(
@@ -99,6 +118,7 @@ def _answer(
     ahead: int = 0,
     could_start: bool = True,
     changes: tuple[Change, ...] = (),
+    basis: str = "",
     text: str,
 ) -> Why:
     return Why(
@@ -115,6 +135,9 @@ def _answer(
         blocking_ids=reason.blocking_ids,
         nodes=reason.nodes,
         changes=changes,
+        start_low_at=reason.start_low_at,
+        start_high_at=reason.start_high_at,
+        start_basis=basis,
         text=text,
     )
 
@@ -245,6 +268,25 @@ def _tried(round_: Round, job: JobView, shape: Shape, what: tuple[str, str, str]
         starts_now=starts_now,
         could_start=starts_now or _could_start(round_.state, shape.demand),
     )
+
+
+def _when(found: Estimate, now: int) -> str:
+    if not found.low_at and not found.high_at:
+        return "When it may start, nobody can say: the runs in its way have no time limit, and too few like them ended."
+    low = _in(found.low_at, now)
+    if not found.high_at:
+        return f"It may start {low} at the soonest, and nobody can say when at the latest (by {found.basis})."
+    high = _in(found.high_at, now)
+    return f"It may start {low if low == high else f'between {low} and {high} from now'} (by {found.basis})."
+
+
+def _in(at: int, now: int) -> str:
+    seconds = max(0, at - now) // S
+    if seconds < 1:
+        return "at any moment"
+    if seconds < 120:
+        return f"in {seconds} s"
+    return f"in {seconds // 60} min" if seconds < 7200 else f"in {seconds // 3600} h {seconds % 3600 // 60} min"
 
 
 def _text(
