@@ -9,7 +9,7 @@ import pytest
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import DeviceHealth, IsolationFinding, IsolationTest, Mode, Pending, RunCause, StopCause
-from apportion.contracts.ids import ADMISSION, DeviceUuid, JobId, NodeId, RunId
+from apportion.contracts.ids import ADMISSION, DeviceUuid, JobId, NodeId, QueueId, RunId
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement, a_queue
 from apportion.monitor.log import EventLog, views, views_in
 from apportion.monitor.testing import Recorded, Tape
@@ -189,6 +189,40 @@ def test_what_a_queue_may_hold_and_holds(log: EventLog) -> None:
         "SELECT queue, tenants, limit_compute_milli, limit_jobs, held_compute_milli, held_memory_mib, runs, live_jobs,"
         " share_ppm FROM v_queue_share",
     ) == [("main", ["acme"], 2000, None, 750, 250, 2, 2, 375_000)]
+
+
+def test_shares_are_summed_up_the_tree_of_queues(tmp_path: Path) -> None:
+    """Two devices, 163,840 MiB and 64 CPUs. train holds half of one device and serve a whole one with 6.4 CPUs."""
+    tape = Tape()
+    team = QueueId("team")
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append(
+            [
+                tape.fact(a_node(devices=2)),
+                tape.fact(a_queue("team", tenants=(), guaranteed_compute_milli=1000, limit_compute_milli=2000)),
+                tape.fact(a_queue("train", parent=team, guaranteed_compute_milli=1000, weight=3)),
+                tape.fact(a_queue("serve", parent=team, limit_cpu_milli=8000, is_cordoned=True)),
+                tape.fact(a_queue("idle")),
+                tape.fact(a_job("t", queue=QueueId("train"))),
+                tape.fact(a_placement("acme/t", compute_milli=500, memory_mib=8192)),
+                tape.fact(a_job("s", queue=QueueId("serve"))),
+                tape.fact(a_placement("acme/s", device=1, compute_milli=1000, memory_mib=81_920, cpu_milli=6400)),
+                tape.fact(a_job("w", queue=QueueId("serve"))),
+            ]
+        )
+        rows = asked(
+            log,
+            "SELECT queue, parent, guaranteed_compute_milli, limit_compute_milli, held_compute_milli,"
+            " borrowed_compute_milli, held_memory_mib, held_cpu_milli, held_jobs, live_jobs, waiting, weight,"
+            " dominant_ppm, is_cordoned FROM v_queue_share ORDER BY queue",
+        )
+    assert rows == [
+        ("idle", None, None, None, 0, 0, 0, 0, 0, 0, 0, 1, 0, False),
+        # A whole device of two, half the memory, a tenth of the CPUs.
+        ("serve", "team", None, None, 1000, 1000, 81_920, 6400, 1, 2, 1, 1, 500_000, True),
+        ("team", None, 1000, 2000, 1500, 500, 90_112, 6400, 2, 3, 1, 1, 750_000, False),
+        ("train", "team", 1000, None, 500, 0, 8192, 0, 1, 1, 0, 3, 250_000, False),
+    ]
 
 
 def test_health_of_nodes_and_devices_in_order(log: EventLog) -> None:

@@ -18,6 +18,7 @@ _SECTIONS: Final = (
     ("Run a pool", ("up", "demo", "doctor")),
     ("Ask for work", ("submit", "cancel", "hold", "release", "reprioritize", "preempt", "resize", "size")),
     ("Look", ("jobs", "show", "why", "nodes", "events", "logs")),
+    ("Share it out", ("queue",)),
     ("Care for nodes", ("cordon", "drain", "uncordon", "thaw")),
     ("Who is let in", ("keys",)),
     ("Prove it", ("isolation", "audit", "sql", "log", "replay", "usage", "rates")),
@@ -93,6 +94,7 @@ def outcome(arguments: list[str] | None = None) -> int:
         key_commands,
         log_commands,
         pool_commands,
+        queue_commands,
         usage_commands,
         wish_commands,
     )

@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import nats.errors
+from nats.js.errors import NotFoundError
 
 from apportion.cli.exits import CommandFailed, Exit
 from apportion.cli.places import Place
 from apportion.contracts import subjects
 from apportion.contracts.codec import Message, decode_fact, decode_wish
 from apportion.contracts.envelope import Entry, Stream
-from apportion.contracts.ids import PoolId
+from apportion.contracts.events import QueueUpserted
+from apportion.contracts.ids import ADMISSION, PoolId, QueueId
 from apportion.runtime.stream import Bus, RawMessage
 
 CONNECT_S: Final = 3.0
@@ -100,6 +102,19 @@ def decoded(raw: RawMessage) -> Entry:
     """What a stored message says."""
     decode = decode_wish if raw.stream is Stream.WISHES else decode_fact
     return decode(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at)
+
+
+async def newest_queue(bus: Bus, name: str) -> QueueUpserted | None:
+    """The queue as it was said last; None where there is none of that name."""
+    like = QueueUpserted(queue=QueueId(name), tenants=(), answers=0, actor="")
+    subject = subjects.fact(bus.pool, ADMISSION, like)
+    try:
+        last = await bus.jetstream.get_last_msg(bus.stream_name(Stream.FACTS), subject)
+    except NotFoundError:
+        return None
+    headers = dict(last.headers or {})
+    event = decode_fact(subject, headers, last.data or b"", seq=last.seq or 0, recorded_at=0).event
+    return event if isinstance(event, QueueUpserted) else None
 
 
 async def entries(

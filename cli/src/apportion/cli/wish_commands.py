@@ -16,6 +16,7 @@ from apportion.cli.output import output_option, print_object, printable
 
 if TYPE_CHECKING:
     from apportion.cli.places import Place
+    from apportion.runtime.stream import Bus
 
 
 def wish_options(*, is_reason_required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -170,24 +171,31 @@ def thaw(**options: Any) -> int:
 
 async def _wish(place: "Place", wish: Any, *, output: str) -> int:
     """Publish a wish, wait for its answer, print it; the command's code."""
+    from apportion.cli.client import bus_of
+
+    async with bus_of(place) as bus:
+        answer = await answered(bus, place, wish)
+    print_object(answer, kind="answer", output=output, text=partial(answer_text, answer))
+    return code_of_answer(answer)
+
+
+async def answered(bus: "Bus", place: "Place", wish: Any) -> dict[str, Any]:
+    """Publish a wish in the operator's name; the fact that answers it. Raises CommandFailed where none comes."""
     import msgspec
 
-    from apportion.cli.client import ANSWER_S, SOURCE, actor, bus_of, entries, fresh_id, publish
+    from apportion.cli.client import ANSWER_S, SOURCE, actor, entries, fresh_id, publish
     from apportion.contracts.codec import Message, encode_wish
     from apportion.contracts.envelope import Stream
     from apportion.contracts.ids import OPERATOR, PoolId
 
     like = encode_wish(PoolId(place.pool), wish, tenant=OPERATOR, event_id=fresh_id(), source=SOURCE)
     message = Message(subject=like.subject, headers={**like.headers, "ce-actor": actor()}, body=like.body)
-    async with bus_of(place) as bus:
-        position = (await bus.position(Stream.FACTS)).last_seq
-        seq = await publish(bus, message)
-        async for _, entry in entries(bus, Stream.FACTS, after=position, until=time.monotonic() + ANSWER_S):
-            if getattr(entry.event, "answers", None) != seq:
-                continue
-            answer = msgspec.to_builtins(entry.event)
-            print_object(answer, kind="answer", output=output, text=partial(answer_text, answer))
-            return code_of_answer(answer)
+    position = (await bus.position(Stream.FACTS)).last_seq
+    seq = await publish(bus, message)
+    async for _, entry in entries(bus, Stream.FACTS, after=position, until=time.monotonic() + ANSWER_S):
+        if getattr(entry.event, "answers", None) == seq:
+            found: dict[str, Any] = msgspec.to_builtins(entry.event)
+            return found
     raise CommandFailed(
         f"the wish is stored (number {seq}), and nobody answered within {ANSWER_S:g} s",
         code=Exit.NOT_PLACED,
@@ -198,7 +206,7 @@ async def _wish(place: "Place", wish: Any, *, output: str) -> int:
 def answer_text(answer: dict[str, Any]) -> str:
     """The fact that answers a wish, for people."""
     name = answer["type"].partition(".")[0]
-    about = answer.get("job_id") or answer.get("node_id") or ""
+    about = answer.get("job_id") or answer.get("node_id") or answer.get("queue") or ""
     if answer.get("code"):
         said = f"expected {answer.get('expected', '')}, found {answer.get('found', '')}"
         head = "dry run: would be refused" if "verdict" in answer else "refused"
