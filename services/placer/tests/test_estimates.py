@@ -69,7 +69,7 @@ def test_time_limits_bound_the_wait() -> None:
     assert stated(state, after_s=10) == (10, 300)
     answer = why_in(state, JobId("acme/train-7"), NOON + 10 * S)
     assert answer is not None
-    assert answer.text.endswith("It may start between at any moment and in 4 min from now (by time limits).")
+    assert answer.text.endswith("It may start at any moment, and in 4 min at the latest (by time limits).")
     both = told(a_queue(), a_node(), *held("long", 0, 900), *held("short", 1, 300), a_job(**{**WHOLE, "devices": 2}))
     assert stated(both, after_s=10) == (10, 900)
 

@@ -7,7 +7,9 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from apportion.contracts import events as ev
@@ -16,7 +18,7 @@ from apportion.contracts.causes import Pending
 from apportion.contracts.codec import Message, decode_fact, encode_fact
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import ADMISSION, PLACER, Author, JobId, NodeId, PoolId, agent_author
-from apportion.contracts.testing import a_job, a_node, a_queue
+from apportion.contracts.testing import a_job, a_node, a_queue, a_spec
 from apportion.placer import core
 from apportion.placer.__main__ import main
 from apportion.runtime.embedded import EmbeddedServer
@@ -127,6 +129,19 @@ async def test_jobs_are_placed_and_a_killed_placer_places_none_twice(bus: Bus, s
     last = events[-1]
     assert isinstance(last, ev.JobPendingReasonChanged)
     assert (last.job_id, last.code) == (JobId("acme/last"), Pending.NO_MATCHING_DEVICE)
+
+    async def asked(name: str, **question: object) -> dict[str, Any]:
+        reply = await bus.client.request(subjects.query(POOL, name), msgspec.json.encode(question), timeout=10)
+        answer: dict[str, Any] = json.loads(reply.data)
+        return answer
+
+    why = await asked("why", job_id="acme/last")
+    assert (why["code"], why["could_start"]) == ("NoMatchingDevice", False)
+    assert (await asked("why", job_id="acme/nobody"))["error"]["code"] == "JobNotFound"
+    plan = await asked("plan", job_id="acme/next", tenant="acme", spec=a_spec())
+    assert (plan["starts"], plan["places"][0]["node_id"]) == ("now", "node-1")
+    assert (await asked("plan", job_id="acme/last", tenant="acme", spec=a_spec()))["error"]["code"] == "JobIdTaken"
+    assert (await asked("plan", spec={}))["error"]["code"] == "QuestionInvalid"
 
 
 async def test_a_policy_that_nobody_wrote_is_refused(bus: Bus, service: Service) -> None:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _SECTIONS: Final = (
     ("Run a pool", ("up", "demo", "doctor")),
-    ("Ask for work", ("submit", "cancel", "hold", "release", "reprioritize", "preempt", "resize", "size")),
+    ("Ask for work", ("submit", "plan", "cancel", "hold", "release", "reprioritize", "preempt", "resize", "size")),
     ("Look", ("jobs", "show", "why", "nodes", "events", "logs")),
     ("Share it out", ("queue",)),
     ("Care for nodes", ("cordon", "drain", "uncordon", "thaw")),
@@ -93,6 +93,7 @@ def outcome(arguments: list[str] | None = None) -> int:
         job_commands,
         key_commands,
         log_commands,
+        plan_commands,
         pool_commands,
         queue_commands,
         usage_commands,

@@ -77,17 +77,22 @@ async def publish(bus: Bus, message: Message) -> int:
     )
 
 
-async def ask(bus: Bus, name: str, question: Mapping[str, Any], *, timeout_s: float = ANSWER_S) -> dict[str, Any]:
-    """The monitor's answer to a named question. Raises CommandFailed where there is none, or it is an error."""
+async def ask(
+    bus: Bus, name: str, question: Mapping[str, Any], *, timeout_s: float = ANSWER_S, of: str = "monitor"
+) -> dict[str, Any]:
+    """The answer of the monitor, or of the service named, to a named question.
+
+    Raises CommandFailed where there is none, or it is an error.
+    """
     try:
         reply = await bus.client.request(
             subjects.query(bus.pool, name), json.dumps(question).encode(), timeout=timeout_s
         )
     except (nats.errors.NoRespondersError, nats.errors.TimeoutError) as err:
         raise CommandFailed(
-            f"the monitor of pool {bus.pool} gives no answer to {name!r} at {bus.url} ({type(err).__name__})",
+            f"the {of} of pool {bus.pool} gives no answer to {name!r} at {bus.url} ({type(err).__name__})",
             code=Exit.BUS_UNREACHABLE,
-            hint="It answers once it is ready: see `apportion doctor`, or <data-dir>/logs/monitor.log.",
+            hint=f"It answers once it is ready: see `apportion doctor`, or <data-dir>/logs/{of}.log.",
         ) from err
     answer: dict[str, Any] = json.loads(reply.data)
     error = answer.get("error")

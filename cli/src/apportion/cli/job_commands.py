@@ -68,7 +68,7 @@ def submit(
     data = sys.stdin.buffer.read() if file == "-" else read_file(file)
     body = data if raw else request_body(data, name=file, dry_run=dry_run)
     answer = run(
-        _submit(
+        submitted(
             place,
             body=body,
             tenant=tenant or place.settings.tenant,
@@ -130,9 +130,10 @@ def read_file(file: str) -> bytes:
         raise CommandFailed(f"{file}: expected a readable file, found: {err.strerror}", code=Exit.USAGE) from err
 
 
-async def _submit(
+async def submitted(
     place: "Place", *, body: bytes, tenant: str, event_id: str | None, wait: "Wait", timeout_s: float
 ) -> dict[str, Any]:
+    """What was answered to a request, as far as was waited for. Raises CommandFailed where nobody answers."""
     from apportion.cli.client import CONNECT_S, SOURCE, actor
     from apportion.client import Client, ClientError, NotLetIn, RequestInvalid, Unanswered
     from apportion.client import NotStored as BusRefused
@@ -428,8 +429,19 @@ def why(job: str, output: str, data_dir: str | None, pool: str | None, bus_url: 
 
     place = place_of(data_dir, pool, bus_url)
     content = run(story_of(place, job))
-    lines = why_text(content)
-    answer = {"job": content["job"], "pending": content["pending"], "answer": lines, "freshness": content["freshness"]}
+    now = None
+    if content["job"]["state"] == "waiting":
+        from apportion.cli.plan_commands import why_now
+
+        now = run(why_now(place, content["job"]["job_id"]))
+    lines = why_text(content) if now is None else [printable(now["text"])]
+    answer = {
+        "job": content["job"],
+        "pending": content["pending"],
+        "now": now,
+        "answer": lines,
+        "freshness": content["freshness"],
+    }
     print_object(answer, kind="why", output=output, text=lambda: "\n".join(lines))
 
 

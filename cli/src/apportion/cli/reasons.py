@@ -9,6 +9,7 @@ import msgspec
 from apportion.cli.output import printable
 from apportion.contracts.envelope import Entry, Undecodable
 from apportion.contracts.ids import RunId, job_of_run
+from apportion.placer.words import score_words
 from apportion.runtime.stream import RawMessage
 
 _NEVER_SHOWN = frozenset({
@@ -83,8 +84,9 @@ def _choice(placed: dict[str, Any]) -> list[str]:
     lines = []
     candidates = body.get("candidates") or []
     if candidates:
-        shown = ", ".join(f"{each['node_id']} {each['score']}" for each in candidates[:3])
-        lines.append(f"  {len(candidates)} places were compared (higher is better): {shown}")
+        policy = body.get("policy", "")
+        lines.append(f"  {len(candidates)} places were compared{f' by {policy}' if policy else ''}, the best first:")
+        lines += [f"    {each['node_id']}: {score_words(policy, each.get('parts') or {})}" for each in candidates[:3]]
     excluded = body.get("excluded") or {}
     if excluded:
         lines.append(f"  out: {', '.join(f'{count} by {reason}' for reason, count in sorted(excluded.items()))}")

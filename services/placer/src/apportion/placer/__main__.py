@@ -13,6 +13,7 @@ from msgspec import Meta
 from apportion.contracts.ids import PLACER, PoolId
 from apportion.placer import core, plugins
 from apportion.placer.policies import POLICIES, policy_id, resolved
+from apportion.placer.questions import Questions
 from apportion.placer.state import Settings, State, policies_by_queue
 from apportion.runtime import telemetry
 from apportion.runtime.clock import SystemClock
@@ -126,6 +127,7 @@ async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
         )
         health.start()
         stack.callback(health.stop)
+        await Questions(bus, state=lambda: reactor.state, clock=SystemClock()).start()
         await reactor.run(stop)
 
 

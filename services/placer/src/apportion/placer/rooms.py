@@ -86,7 +86,7 @@ _OUT_BY_STATE = {
 
 PREFERRED: Final = 10**15
 """What each preference that a node meets adds to its score: more than any policy's own parts."""
-_MODE: Final = 10**14
+MODE_STEP: Final = 10**14
 """What each step up in the order of accepted modes adds."""
 _MIG_KEPT_PCT: Final = 97
 """Sizes in a board's table add up to a little more than the driver leaves usable: the last instance has so much."""
@@ -397,7 +397,7 @@ def preferences(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> dict[
     found: dict[str, int] = {}
     if demand.is_ranked and picks:
         ranks = [_rank(demand, mode_now(demand, room.devices[place])) for place in picks]
-        found["mode"] = _MODE * (len(demand.shared) - max(ranks))
+        found["mode"] = MODE_STEP * (len(demand.shared) - max(ranks))
     if where is None:
         return found
     if where.preferred:

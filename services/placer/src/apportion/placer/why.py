@@ -104,9 +104,18 @@ def why_in(state: State, job_id: JobId, now: int) -> Why | None:
     if could_start:
         found = estimate(round_, shape, line.block, nodes=state.rooms, is_first=line.keys[line.at][3] == job_id)
     reason = msgspec.structs.replace(reason, start_low_at=found.low_at, start_high_at=found.high_at)
-    text = " ".join([_text(job, reason, waited, ahead, changes, could_start=could_start), _when(found, now)]).strip()
+    parts = [_text(job, reason, waited, ahead, changes, could_start=could_start)]
+    if could_start:
+        parts.append(_when(found, now))
     return _answer(
-        job, reason, waited, ahead=ahead, could_start=could_start, changes=changes, basis=found.basis, text=text
+        job,
+        reason,
+        waited,
+        ahead=ahead,
+        could_start=could_start,
+        changes=changes,
+        basis=found.basis,
+        text=" ".join(parts),
     )
 
 
@@ -273,26 +282,24 @@ def _tried(round_: Round, job: JobView, shape: Shape, what: tuple[str, str, str]
 def _when(found: Estimate, now: int) -> str:
     if not found.low_at and not found.high_at:
         return "When it may start, nobody can say: the runs in its way have no time limit, and too few like them ended."
-    low = _in(found.low_at, now)
-    if not found.high_at:
-        return f"It may start {low} at the soonest, and nobody can say when at the latest (by {found.basis})."
-    high = _in(found.high_at, now)
-    return f"It may start {low if low == high else f'between {low} and {high} from now'} (by {found.basis})."
+    low = f"in {_span(found.low_at - now)} at the soonest" if found.low_at - now >= S else "at any moment"
+    high = f"in {_span(found.high_at - now)} at the latest" if found.high_at else "nobody can say when at the latest"
+    return f"It may start {low}, and {high} (by {found.basis})."
 
 
-def _in(at: int, now: int) -> str:
-    seconds = max(0, at - now) // S
-    if seconds < 1:
-        return "at any moment"
+def _span(ns: int) -> str:
+    seconds = max(0, ns) // S
     if seconds < 120:
-        return f"in {seconds} s"
-    return f"in {seconds // 60} min" if seconds < 7200 else f"in {seconds // 3600} h {seconds % 3600 // 60} min"
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h {seconds % 3600 // 60} min"
 
 
 def _text(
     job: JobView, reason: Reason, waited: int, ahead: int, changes: tuple[Change, ...], *, could_start: bool
 ) -> str:
     asked = ", ".join(f"{name} {amount}" for name, amount in reason.requested.items())
+    if job.spec.mig_profile:
+        asked += f", a MIG instance {job.spec.mig_profile}"
     parts = [
         f"{job.job_id} has waited {waited} s with {ahead} before it, and asks for {asked} ({reason.code}).",
         reason.hint,

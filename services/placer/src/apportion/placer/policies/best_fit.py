@@ -9,9 +9,9 @@ from typing import Final
 from apportion.placer.policies.base import Plain
 from apportion.placer.rooms import Demand, DeviceRoom, Fit, NodeRoom, amounts_on
 
-_MODEL: Final = 10**12
-_FIRST: Final = 10**8
-_SECOND: Final = 10**4
+MODEL: Final = 10**12
+FIRST: Final = 10**8
+SECOND: Final = 10**4
 _GIB: Final = 1024
 _COUNT_MAX: Final = 9_999
 """Each lower part stays below the unit of the one above it, so that parts compare in order."""
@@ -21,7 +21,7 @@ class BestFit(Plain):
     """See the module."""
 
     name = "best_fit"
-    rules = f"model,{_MODEL};first,{_FIRST};second,{_SECOND};empty_devices,1"
+    rules = f"model,{MODEL};first,{FIRST};second,{SECOND};empty_devices,1"
 
     def choose(self, demand: Demand, room: NodeRoom, fits: list[int]) -> Fit:
         """The tightest devices; the lower UUID where two are alike."""
@@ -48,35 +48,35 @@ class BestFit(Plain):
         """The worst of the devices counts for all."""
         if not picks:
             return {
-                "devices": -min(len(room.devices), _COUNT_MAX) * _FIRST,
-                "cpu_left": -_permille(room.free_cpu_milli - demand.cpu_milli, room.cpu_milli) * _SECOND,
+                "devices": -min(len(room.devices), _COUNT_MAX) * FIRST,
+                "cpu_left": -_permille(room.free_cpu_milli - demand.cpu_milli, room.cpu_milli) * SECOND,
                 "empty_devices": -_empty_left(room, picks),
             }
         cost = max(_cost(demand, room.devices[place]) for place in picks)
-        model, rest = divmod(cost, _MODEL)
-        first, second = divmod(rest, _FIRST)
-        found = {"model": -model * _MODEL, "empty_devices": -_empty_left(room, picks)}
+        model, rest = divmod(cost, MODEL)
+        first, second = divmod(rest, FIRST)
+        found = {"model": -model * MODEL, "empty_devices": -_empty_left(room, picks)}
         if demand.is_whole:
-            return found | {"device_gib": -first * _FIRST}
-        return found | {"scarcer_left": -first * _FIRST, "other_left": -second}
+            return found | {"device_gib": -first * FIRST}
+        return found | {"scarcer_left": -first * FIRST, "other_left": -second}
 
 
 def _cost(demand: Demand, device: DeviceRoom) -> int:
     model = demand.models.index(device.model) if demand.models else 0
     if demand.is_whole:
-        return model * _MODEL + min(device.memory_mib // _GIB, _COUNT_MAX) * _FIRST
+        return model * MODEL + min(device.memory_mib // _GIB, _COUNT_MAX) * FIRST
     compute, memory = amounts_on(demand, device)
     compute_left = _permille(device.free_compute_milli - compute, device.compute_milli)
     # What the pool oversubscribes is less than nothing, and no part may be that.
     memory_left = _permille(max(0, device.free_memory_mib - memory), device.memory_mib)
     if compute_left < memory_left:
-        return model * _MODEL + compute_left * _FIRST + memory_left * _SECOND
-    return model * _MODEL + memory_left * _FIRST + compute_left * _SECOND
+        return model * MODEL + compute_left * FIRST + memory_left * SECOND
+    return model * MODEL + memory_left * FIRST + compute_left * SECOND
 
 
 def _host_cost(demand: Demand, room: NodeRoom) -> int:
     left = _permille(room.free_cpu_milli - demand.cpu_milli, room.cpu_milli)
-    return min(len(room.devices), _COUNT_MAX) * _FIRST + left * _SECOND
+    return min(len(room.devices), _COUNT_MAX) * FIRST + left * SECOND
 
 
 def _permille(left: int, whole: int) -> int:

@@ -5,8 +5,8 @@ from typing import Final
 from apportion.placer.policies.base import Plain, preference_of
 from apportion.placer.rooms import Demand, DeviceRoom, Fit, NodeRoom
 
-_MODEL: Final = 10**10
-_NODE: Final = 10**5
+MODEL: Final = 10**10
+NODE: Final = 10**5
 
 
 class Pack(Plain):
@@ -24,8 +24,8 @@ class Pack(Plain):
     def parts(self, demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> dict[str, int]:
         """What is free counts in thousandths of both dimensions; CPU where the node has no device."""
         return {
-            "model": -preference_of(demand, room, picks) * _MODEL,
-            "node_free": -node_free(room) * _NODE,
+            "model": -preference_of(demand, room, picks) * MODEL,
+            "node_free": -node_free(room) * NODE,
             "device_free": -sum(free_of(room.devices[place]) for place in picks),
         }
 
