@@ -6,6 +6,7 @@
 #   make sim [SEED=7] [EVENTS=N]   one simulated run; the same seed is the same run
 #   make e2e                       the whole stack, driven through the command
 #   make isolation                 the isolation tests in every mode, each with its negative control
+#   make torture [ROUNDS=1000]     kill -9 of a node's agent at random moments: nothing lost, started twice or left
 #   make bench                     throughput and latency, with the machine beside the figures
 #   make lock, make audit          pin every package by hash; list what is installed, and what is known against it
 #
@@ -26,12 +27,13 @@ PYTHON ?=
 JOBS ?= 2
 SEED ?= 1
 EVENTS ?= 200000
+ROUNDS ?= 1000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim e2e isolation bench lock audit clean
+.PHONY: help venv demo test check format docs sim e2e isolation torture bench lock audit clean
 
 help:
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile
+	@sed -n '3,13s/^# \{0,1\}//p' Makefile
 
 # Set-up: run again only when a requirement changed.
 $(BIN)/python:
@@ -102,6 +104,9 @@ isolation: $(VENV)/.runtime-ready
 	@for mode in exclusive mig mps timeslice; do \
 	  echo "# $$mode" >&2; $(BIN)/python -m apportion.node_agent.isolation --mode $$mode $(ARGS); \
 	done
+
+torture: $(VENV)/.dev-ready
+	@$(BIN)/python -m tests.torture --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
 bench: $(VENV)/.dev-ready
 	@$(BIN)/python -m bench $(ARGS)

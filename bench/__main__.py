@@ -6,7 +6,17 @@ And how long nobody decides after an author was killed or paused.
 
 import sys
 
-from bench import admission_memory, chain, decode_rate, failover, freshness, history, hostile_half, spawn_rate
+from bench import (
+    admission_memory,
+    chain,
+    decode_rate,
+    failover,
+    freshness,
+    history,
+    hostile_half,
+    spawn_rate,
+    start_latency,
+)
 
 if __name__ == "__main__":
     for name, measurement in (
@@ -14,6 +24,7 @@ if __name__ == "__main__":
         ("freshness", freshness),
         ("history", history),
         ("spawn_rate", spawn_rate),
+        ("start_latency", start_latency),
         ("decode_rate", decode_rate),
         ("hostile_half", hostile_half),
         ("admission_memory", admission_memory),
