@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from apportion.cli.job_commands import answer_text
 from apportion.contracts.cloudevents import STRUCTURED
 from apportion.contracts.envelope import Stream
 from tests.publishers.conftest import Pool
@@ -38,6 +39,18 @@ async def test_submit_is_answered_inline_and_again_under_the_same_id(pool: Pool)
     assert (code, refused["outcome"], refused["code"], refused["field"]) == (6, "refused", "FieldUnknown", "gpus")
     code, _, err = await pool.command("submit", "-", "--tenant", "Not A Name", stdin=body)
     assert (code, "tenant 'Not A Name'" in err) == (2, True)
+
+
+async def test_who_asks_twice_under_one_key_is_told_so(pool: Pool) -> None:
+    """Another id, the same key: the answer names the first, and people see at once that nothing new runs."""
+    request = {**REQUEST, "job_id": "once", "idempotency_key": "order-17"}
+    code, first, _ = await pool.command("submit", "-", "--id", "a", stdin=json.dumps(request).encode())
+    assert (code, first["outcome"]) == (0, "admitted")
+    code, again, _ = await pool.command("submit", "-", "--id", "b", stdin=json.dumps(request).encode())
+    assert (code, again["outcome"], again["first_wish"]) == (0, "duplicate", first["wish_seq"])
+    text = answer_text(again)
+    assert text.startswith("default/once duplicate")
+    assert f"asked before, as wish {first['wish_seq']}: no second job was made" in text
 
 
 async def test_letters_are_listed_shown_retried_and_dropped(pool: Pool) -> None:

@@ -243,30 +243,31 @@ def _print_answer(answer: dict[str, Any], output: str) -> None:
     if output == "name":
         print(answer["job_id"] or answer.get("id") or "")
         return
+    print_object(answer, kind="submission", output=output, text=lambda: answer_text(answer))
 
-    def text() -> str:
-        if answer["outcome"] == "refused":
-            if answer.get("message"):
-                return printable(f"refused: {answer['code']}") + f"\n  {printable(answer['message'])}"
-            where = f" at {answer['field']}" if answer.get("field") else ""
-            numbers = f": expected {answer['expected']}, found {answer['found']}" if answer.get("expected") else ""
-            return printable(f"refused: {answer['code']}{where}{numbers}")
-        if answer["outcome"] == "dry run":
-            name = f" {answer['job_id']}" if answer["job_id"] else ""
-            lines = (f"dry run: would be answered {answer['fact']}{name}", *answer["would"])
-            return printable(lines[0]) + "".join(f"\n  {printable(line)}" for line in lines[1:])
-        took = f" (answered in {answer['answered_ms']} ms)" if "answered_ms" in answer else ""
-        more = "".join(
-            f", {name} {answer[name]}"
-            for name in ("node", "cause", "detail", "exit_code", "signal", "run_ms")
-            if answer.get(name)
-        )
-        repeat = ""
-        if answer.get("first_wish"):
-            repeat = f"\n  asked before under the same id, as wish {answer['first_wish']}: no second job was made"
-        return f"{answer['job_id'] or 'request ' + answer['id']} {answer['outcome']}{more}{took}{repeat}"
 
-    print_object(answer, kind="submission", output=output, text=text)
+def answer_text(answer: dict[str, Any]) -> str:
+    """What people read of an answer; ``answer`` as ``answer_fields`` has it."""
+    if answer["outcome"] == "refused":
+        if answer.get("message"):
+            return printable(f"refused: {answer['code']}") + f"\n  {printable(answer['message'])}"
+        where = f" at {answer['field']}" if answer.get("field") else ""
+        numbers = f": expected {answer['expected']}, found {answer['found']}" if answer.get("expected") else ""
+        return printable(f"refused: {answer['code']}{where}{numbers}")
+    if answer["outcome"] == "dry run":
+        name = f" {answer['job_id']}" if answer["job_id"] else ""
+        lines = (f"dry run: would be answered {answer['fact']}{name}", *answer["would"])
+        return printable(lines[0]) + "".join(f"\n  {printable(line)}" for line in lines[1:])
+    took = f" (answered in {answer['answered_ms']} ms)" if "answered_ms" in answer else ""
+    more = "".join(
+        f", {name} {answer[name]}"
+        for name in ("node", "cause", "detail", "exit_code", "signal", "run_ms")
+        if answer.get(name)
+    )
+    repeat = ""
+    if answer.get("first_wish"):
+        repeat = f"\n  asked before, as wish {answer['first_wish']}: no second job was made"
+    return f"{answer['job_id'] or 'request ' + answer['id']} {answer['outcome']}{more}{took}{repeat}"
 
 
 # Lists and answers --------------------------------------------------------------------------------------------------
