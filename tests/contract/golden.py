@@ -86,6 +86,8 @@ def _value(name: str, info: Any) -> Any:
             return members[-1].value
         case inspect.VarTupleType(item_type=item):
             return [_value(name, item)]
+        case inspect.DictType(key_type=inspect.EnumType() as key, value_type=value):
+            return {_value(name, key): _value("value", value)}
         case inspect.DictType(value_type=value):
             return {"LEVEL" if name == "env" else "level": _value("value", value)}
         case inspect.StructType(cls=cls):

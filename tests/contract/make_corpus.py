@@ -1131,6 +1131,19 @@ def other_wishes() -> Iterator[dict[str, Any]]:
         **cancel,
     )
     yield case("cancel, twice named", '{"job_id":"a","job_id":"b"}', rejected("FieldConflict", "job_id"), **cancel)
+    policy: dict[str, Any] = {"headers": of("PolicyUpsertRequested")}
+    theirs, ours = wish("PolicyUpsertRequested"), wish("PolicyUpsertRequested", "_operator")
+    wanted: dict[str, Any] = {"for_tenant": "acme", "rate_per_min": 60, "reason": "too fast"}
+    yield case("a policy, by a tenant", wanted, rejected("NotPermitted"), **policy, subject=theirs)
+    yield case("a policy, by the operator", wanted, DONE, **policy, subject=ours)
+    for name, change, at_fault in (
+        ("without a reason", {"reason": ""}, "reason"),
+        ("with a rate of nothing", {"rate_per_min": 0}, "rate_per_min"),
+        ("with a buffer that is none", {"for_tenant": None, "buffer_pct": 9}, "buffer_pct"),
+        ("for a kind that is none", {"for_tenant": None, "defaults": {"x": {}}}, "defaults.x"),
+    ):
+        expected = rejected(FIELD_INVALID, at_fault)
+        yield case(f"a policy {name}", {**wanted, **change}, expected, **policy, subject=ours)
     queue: dict[str, Any] = {"headers": of("QueueUpsertRequested")}
     theirs, ours = wish("QueueUpsertRequested"), wish("QueueUpsertRequested", "_operator")
     wanted = {"queue": "new", "tenants": ["acme"]}

@@ -21,6 +21,7 @@ from apportion.contracts.ids import (
     NodeId,
     QueueId,
     RunId,
+    TenantId,
     attempt_of_run,
     job_of_run,
     node_of_author,
@@ -60,6 +61,9 @@ class Checker:
         self.holds: dict[JobId, int] = {}
         """Jobs that are held, and the fact that said so."""
         self.avoided: dict[JobId, tuple[NodeId, ...]] = {}
+        self.policies: dict[TenantId, ev.PolicyUpserted] = {}
+        self.let_in: dict[TenantId, list[int]] = {}
+        """When jobs of each tenant that has a policy were admitted, since that."""
         self.sizes: dict[JobId, tuple[int, int, int]] = {}
         """Where it isn't the first: milli-GPU and MiB that the job has now, and the fact that said so."""
         self.priorities: dict[JobId, int] = {}
@@ -114,6 +118,7 @@ class Checker:
             case ev.JobAdmitted():
                 must(event.job_id not in self.admitted, "a job is admitted once", event.job_id)
                 self.admitted[event.job_id] = event
+                self._let_in(event.tenant, entry.recorded_at)
                 open_ = tuple(each.job_id for each in event.spec.depends_on if each.job_id not in self.terminal)
                 must(event.waits_for == open_, "a job waits for those it follows that have not ended", event)
             case ev.JobSucceeded() | ev.JobFailed() | ev.JobCancelled() | ev.JobExpired():
@@ -152,12 +157,26 @@ class Checker:
                 self._lives(event.job_id)
             case ev.QueueUpserted():
                 self.limits[event.queue] = event
+            case ev.PolicyUpserted():
+                assert event.for_tenant is not None
+                self.policies[event.for_tenant] = event
+                self.let_in[event.for_tenant] = []
             case _:
                 pass
 
     def _lives(self, job_id: JobId) -> None:
         must(job_id in self.admitted, "only admitted jobs are changed", job_id)
         must(job_id not in self.terminal, "what has ended stays as it was", job_id)
+
+    def _let_in(self, tenant: TenantId, at: int) -> None:
+        policy = self.policies.get(tenant)
+        if policy is None or policy.rate_per_min is None:
+            return
+        times = self.let_in[tenant]
+        times.append(at)
+        for before, since in enumerate(reversed(times)):
+            most = (policy.burst or policy.rate_per_min) + (at - since) * policy.rate_per_min // 60_000_000_000 + 1
+            must(before + 1 <= most, "no tenant comes faster than its rate, over any stretch", tenant, before + 1, most)
 
     def _has_its_turn(self, job_id: JobId) -> bool:
         """True where every job that this one follows has ended as it asked."""

@@ -535,6 +535,10 @@ class World:
         self.machines = [Machine(self, f"node-{i + 1}", self.options.devices) for i in range(self.options.nodes)]
         for queue in self._queues():
             self.wish(OPERATOR, queue)
+        self.wish(
+            OPERATOR,
+            ev.PolicyUpsertRequested(for_tenant="tenant-1", rate_per_min=120, burst=6, reason="one tenant is bounded"),
+        )
         self.requests_left = self.options.jobs
         self.after(200 * MS, self._request)
         self.after(500 * MS, self.tick)

@@ -110,6 +110,10 @@ class Refusal(StrEnum):
     BUSY = "Busy"
 
 
+PUT_OFF: frozenset[Refusal] = frozenset({Refusal.RATE_LIMITED, Refusal.BUSY})
+"""Refusals that say when to ask again: asked again, the wish is looked at anew."""
+
+
 @unique
 class Verdict(StrEnum):
     """What a wish that is only tried would be answered."""

@@ -465,6 +465,41 @@ class QueueUpsertRequested(Wish, frozen=True, kw_only=True, tag="QueueUpsertRequ
     dry_run: bool = False
 
 
+class KindDefaults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a job of one kind gets where its request leaves it open; what isn't named is the service's own."""
+
+    compute_milli: Milli | None = None
+    memory_mib: Positive | None = None
+    modes: Annotated[tuple[Mode, ...], Meta(max_length=4)] | None = None
+    """For a share of a device, the preferred one first."""
+
+
+class PolicyUpsertRequested(Wish, frozen=True, kw_only=True, tag="PolicyUpsertRequested.v1"):
+    """An operator asks for these rates, sizes and defaults. Answered by PolicyUpserted or WishRejected.
+
+    States the whole policy of the pool, or of one tenant: what isn't named has no rule there. A tenant's rule goes
+    before the pool's, and the pool's before admission's settings.
+    """
+
+    for_tenant: Name | None = None
+    """Whose it is; None: the pool's, for every tenant that has no rule of its own."""
+    rate_per_min: Positive | None = None
+    """Jobs that a tenant may have admitted in a minute."""
+    burst: Positive | None = None
+    """How many of them may come at once."""
+    pending_max: Positive | None = None
+    """Jobs of a tenant that may wait at once."""
+    isolation: IsolationLevel | None = None
+    """The least that a tenant's jobs get, whatever they ask."""
+    pool_pending_max: Positive | None = None
+    """Jobs that may wait at once, whosever they are. The pool's only, like what follows."""
+    buffer_pct: Annotated[int, Meta(ge=10, le=20)] | None = None
+    """What is booked above the p95 of a model's size."""
+    defaults: dict[WorkloadKind, KindDefaults] = {}
+    reason: Reason
+    dry_run: bool = False
+
+
 class NodeDrainRequested(Wish, frozen=True, kw_only=True, tag="NodeDrainRequested.v1"):
     """An operator asks that a node takes no more and is emptied. Answered by NodeDraining or WishRejected."""
 
@@ -713,6 +748,8 @@ class JobAdmitted(Fact, frozen=True, kw_only=True, tag="JobAdmitted.v1"):
     """How the memory was found, where the request gave a model."""
     advice: MemoryAdvice | None = None
     """Where earlier runs of the same command say that another size would do."""
+    first_wish: int = 0
+    """Sequence of the first wish with the same identity, where that was put off; 0 where this is the first."""
     waits_for: tuple[JobId, ...] = ()
     """Jobs that have to end before it may be placed: those of `spec.depends_on` that had not ended when it came in."""
     note: str = ""
@@ -734,6 +771,10 @@ class JobRejected(Fact, frozen=True, kw_only=True, tag="JobRejected.v1"):
     message: str = ""
     job_id: JobId | None = None
     """The id that the job would have had, where it could be read."""
+    retry_after_s: int = 0
+    """After how long it may be asked again, by the same identity or another; 0 where the answer stands."""
+    first_wish: int = 0
+    """Sequence of the first wish with the same identity, where that was put off; 0 where this is the first."""
     note: str = ""
     """What the publisher could do better beside; empty where there is nothing to say."""
 
@@ -855,6 +896,24 @@ class QueueUpserted(Fact, frozen=True, kw_only=True, tag="QueueUpserted.v1"):
     is_fair: bool = True
     reclaim: bool = True
     is_cordoned: bool = False
+    answers: int
+    actor: str
+    reason: str = ""
+
+
+class PolicyUpserted(Fact, frozen=True, kw_only=True, tag="PolicyUpserted.v1"):
+    """These rates, sizes and defaults go from here on, in place of those before. Written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    for_tenant: TenantId | None = None
+    """None: the pool's."""
+    rate_per_min: int | None = None
+    burst: int | None = None
+    pending_max: int | None = None
+    isolation: IsolationLevel | None = None
+    pool_pending_max: int | None = None
+    buffer_pct: int | None = None
+    defaults: dict[WorkloadKind, KindDefaults] = {}
     answers: int
     actor: str
     reason: str = ""
@@ -1467,6 +1526,7 @@ JobWish = (
     | JobPreemptRequested
     | JobResizeRequested
     | QueueUpsertRequested
+    | PolicyUpsertRequested
 )
 NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested | IsolationTestRequested
 MonitorWish = NodeWish | ControlPlaneThawRequested | RateCardChangeRequested
@@ -1479,6 +1539,7 @@ JobFact = (
     | WishRejected
     | WishJudged
     | QueueUpserted
+    | PolicyUpserted
     | JobHeld
     | JobReleased
     | JobReprioritized

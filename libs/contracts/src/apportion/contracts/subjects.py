@@ -187,6 +187,8 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             return f"{prefix}.wish.{_token(event.tenant)}"
         case ev.QueueUpserted():
             return f"{prefix}.queue.{event.queue}"
+        case ev.PolicyUpserted():
+            return f"{prefix}.policy.{event.for_tenant or '_pool'}"
         case (
             ev.NodeRegistered()
             | ev.DeviceHealthChanged()

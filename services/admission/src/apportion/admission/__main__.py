@@ -13,7 +13,7 @@ from msgspec import Meta
 from apportion.admission import core, ingress
 from apportion.admission.asks import Asks
 from apportion.admission.dead_letters import DeadLetters
-from apportion.admission.state import WISHES_PER_ROUND, WISHES_PER_ROUND_MAX
+from apportion.admission.state import POOL, POOL_PENDING_MAX, TENANT_PENDING_MAX, WISHES_PER_ROUND, WISHES_PER_ROUND_MAX
 from apportion.admission.validate import BUFFER_PCT, BUFFER_PCT_MAX, BUFFER_PCT_MIN, DEFAULT_MODES, DEFAULT_SHARES
 from apportion.contracts.causes import Mode, WorkloadKind
 from apportion.contracts.envelope import Entry
@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 
 _Share = Annotated[int, Meta(ge=1, le=1000)]
 _Mib = Annotated[int, Meta(ge=1, le=2_147_483_647)]
+_Count = Annotated[int, Meta(ge=0, le=2_147_483_647)]
 _MODE = f"({'|'.join(Mode)})"
 _Modes = Annotated[str, Meta(pattern=f"^({_MODE}(,{_MODE})*)?$")]
 """Modes in order of preference, with commas between; empty: whatever the placer prefers."""
@@ -45,6 +46,14 @@ class AdmissionSettings(AuthorSettings, frozen=True, kw_only=True):
     """Wishes answered by one decision."""
     buffer_pct: Annotated[int, Meta(ge=BUFFER_PCT_MIN, le=BUFFER_PCT_MAX)] = BUFFER_PCT
     """What is booked above the p95 of a model's size."""
+    tenant_rate_per_min: _Count = 0
+    """Jobs that a tenant may have admitted in a minute, where no policy says otherwise; 0: no limit."""
+    tenant_burst: _Count = 0
+    """How many of them may come at once; 0: all."""
+    tenant_pending_max: _Count = TENANT_PENDING_MAX
+    """Jobs of a tenant that may wait at once; 0: no limit."""
+    pool_pending_max: _Count = POOL_PENDING_MAX
+    """Jobs that may wait at once, whosever they are; 0: no limit."""
     default_compute_milli_training: _Share = DEFAULT_SHARES[WorkloadKind.TRAINING].compute_milli
     """Share of a device for a job of this kind that asks for device memory alone."""
     default_compute_milli_inference: _Share = DEFAULT_SHARES[WorkloadKind.INFERENCE].compute_milli
@@ -161,6 +170,7 @@ def _details(state: core.State) -> dict[str, object]:
         "wishes_seq": wishes_seq,
         "wishes_waiting": len(state.inbox),
         "jobs": len(state.pool.jobs),
+        "jobs_waiting": state.pending[POOL],
     }
 
 

@@ -17,6 +17,7 @@ import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from apportion.contracts import events as ev
 from apportion.contracts import salvage, subjects
 from apportion.contracts.causes import Refusal
 from apportion.contracts.codec import Message
@@ -131,6 +132,16 @@ class Asks:
         message = Message(subject=subject, headers=_passed_on(headers), body=asked.data)
         stored = await self._store(message)
         entry = await self._answer_to(stored.seq, int(given) / 1000)
+        if (
+            stored.is_repeat
+            and entry is not None
+            and isinstance(entry.event, ev.JobRejected)
+            and entry.event.retry_after_s
+        ):
+            # The first was put off, and who was told to ask again does: the bus's window must not keep them out.
+            message = msgspec.structs.replace(message, headers=_without_id(message.headers))
+            stored = await self._bus.store(message)
+            entry = await self._answer_to(stored.seq, int(given) / 1000)
         if entry is None:
             return {"pending": True, "wish_seq": stored.seq}
         fact: dict[str, Any] = msgspec.to_builtins(entry.event)
@@ -147,8 +158,7 @@ class Asks:
             first = await self._bus.jetstream.get_msg(self._bus.stream_name(Stream.WISHES), stored.seq)
             if first.subject != message.subject:
                 # The bus knows repeats by their id alone: somebody else chose the same one, and theirs is no answer.
-                headers = {name: value for name, value in message.headers.items() if name != _MSG_ID}
-                return await self._bus.store(msgspec.structs.replace(message, headers=headers))
+                return await self._bus.store(msgspec.structs.replace(message, headers=_without_id(message.headers)))
         return stored
 
     async def _answer_to(self, seq: int, wait_s: float) -> Entry | None:
@@ -173,6 +183,10 @@ class Asks:
         return salvage.decode(
             Stream.FACTS, stored.subject or "", stored.headers, stored.data or b"", seq=seq, recorded_at=0
         )
+
+
+def _without_id(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name != _MSG_ID}
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:

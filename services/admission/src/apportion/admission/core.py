@@ -5,18 +5,20 @@ go on or end (`lifecycle`). Where a job runs is the placer's decision, and how t
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Final
 
 from msgspec.structs import replace
 
-from apportion.admission import dry_run, learned, lifecycle, tree, validate
+from apportion.admission import dry_run, learned, lifecycle, rates, tree, validate
 from apportion.admission.dry_run import Holder, Seen
 from apportion.admission.refusals import Refused, bounded, refusal_of
 from apportion.admission.remembered import CODES
 from apportion.admission.state import (
     CONFIG_NAMES,
+    POOL,
     WISHES_PER_ROUND,
     Asked,
     State,
@@ -29,7 +31,7 @@ from apportion.admission.state import (
     snapshot,
 )
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Refusal, StopCause
+from apportion.contracts.causes import PUT_OFF, Refusal, StopCause
 from apportion.contracts.cloudevents import NOTES
 from apportion.contracts.ids import JobId, QueueId, TenantId, is_name
 from apportion.pool import quota
@@ -128,6 +130,10 @@ class _Round:
         self._ended: dict[JobId, str] = {}
         self._changed: dict[JobId, Seen] = {}
         """Jobs as the wishes answered so far leave them."""
+        self._let_in: Counter[TenantId] = Counter()
+        """Jobs that this round has admitted, of each tenant, and of the pool under POOL."""
+        self._settled: dict[int, int] = {}
+        """First wishes that were put off, and those of this round that were answered for good in their place."""
         self._touched: set[JobId] = set()
         """Jobs about which this round has stated something; what else follows waits for the next."""
 
@@ -149,6 +155,8 @@ class _Round:
             case ev.QueueUpsertRequested():
                 # Whether the next wish's tenant is known may depend on this one.
                 return not self._answer_queue(asked, asked.wish)
+            case ev.PolicyUpsertRequested():
+                return not self._answer_policy(asked, asked.wish)
             case _:
                 self._answer_job_wish(asked, asked.wish)
         return True
@@ -161,6 +169,8 @@ class _Round:
         trial._ended = self._ended.copy()
         trial._changed = self._changed.copy()
         trial._touched = self._touched.copy()
+        trial._let_in = self._let_in.copy()
+        trial._settled = self._settled.copy()
         trial.answer(replace(asked, wish=replace(wish, dry_run=False)))
         # What is due for the job anyway may come before it.
         fact = next(fact for fact in trial.facts if getattr(fact, "answers", 0) == asked.seq)
@@ -178,17 +188,17 @@ class _Round:
 
     def _answer_request(self, asked: Asked, request: ev.JobRequested) -> None:
         first = self._first_of(asked)
-        if first is not None:
-            self._answer_repeat(asked, request, *first)
+        if first is not None and self._answer_repeat(asked, request, *first):
             return
+        first_wish = 0 if first is None else first[0]
         admissible = self._admissible(asked, request)
         if isinstance(admissible, Refused):
-            self._reject(asked, admissible, request.job_id)
+            self._reject(asked, admissible, request.job_id, first_wish=first_wish)
             return
         spec, size = admissible
         followed = self._followed(asked, request)
         if isinstance(followed, Refused):
-            self._reject(asked, followed, request.job_id)
+            self._reject(asked, followed, request.job_id, first_wish=first_wish)
             return
         depends_on, waits_for = followed
         if depends_on:
@@ -203,7 +213,12 @@ class _Round:
                 found=f"{request.job_id}, {taken}",
                 hint="Choose another name, or leave it out and get one.",
             )
-            self._reject(asked, refused, request.job_id)
+            self._reject(asked, refused, request.job_id, first_wish=first_wish)
+            return
+        if (put_off := self._put_off(asked.tenant)) is not None:
+            # Last: whoever waits only to be told that the request is wrong has waited for nothing.
+            refused, retry_after_s = put_off
+            self._reject(asked, refused, request.job_id, first_wish=first_wish, retry_after_s=retry_after_s)
             return
         queue = self._state.pool.queues[spec.queue]
         admitted = ev.JobAdmitted(
@@ -219,11 +234,16 @@ class _Round:
             external_uri=request.external_uri or "",
             sized=size,
             advice=self._advice(asked.tenant, spec),
+            first_wish=first_wish,
             waits_for=waits_for,
             note=NOTES.get(asked.ingress, ""),
             caused_by=asked.event_id,
         )
         self._answers[asked.seq] = admitted
+        self._let_in[asked.tenant] += 1
+        self._let_in[POOL] += 1
+        if first_wish:
+            self._settled[first_wish] = asked.seq
         self._new_jobs[job_id] = admitted
         self.facts.append(admitted)
 
@@ -256,10 +276,11 @@ class _Round:
                 found=request.queue,
                 hint=f"Name a queue that {tenant} may submit to.",
             )
+        rules = self._state.rules_of(tenant)
         size = validate.sized(request, self._state.kept.learned, self._state.buffer_pct)
         if isinstance(size, Refused):
             return size
-        spec = validate.job_spec(request, self._now, self._state.defaults, size)
+        spec = validate.job_spec(request, self._now, rules.defaults, size)
         if isinstance(spec, Refused):
             return spec
         return (
@@ -267,6 +288,36 @@ class _Round:
             or validate.not_offered(spec, self._state.offers)
             or (spec, size)
         )
+
+    def _put_off(self, tenant: TenantId) -> tuple[Refused, int] | None:
+        """Why the tenant's next job has to be asked for again, and after how many seconds; None where it may come."""
+        state, now = self._state, self._now
+        limits = state.rules_of(tenant).limits
+        flow = state.kept.flows.get(tenant)
+        full_at = rates.taken(0 if flow is None else flow.full_at, limits, now, self._let_in[tenant])
+        if wait_s := rates.wait_s(full_at, limits, now):
+            refused = Refused(
+                code=Refusal.RATE_LIMITED,
+                expected=f"at most {limits.rate_per_min} jobs a minute of {tenant}, {limits.depth} at once",
+                found="more than that",
+                hint=f"Send it again after {wait_s} s; then it is looked at anew, under the same idempotency key too.",
+            )
+            return refused, wait_s
+        for whose, most, name in (
+            (tenant, limits.pending_max, bounded(f"of {tenant}")),
+            (POOL, state.pool_pending_max, "of all tenants"),
+        ):
+            waiting = state.pending[whose] + self._let_in[whose]
+            if most and waiting >= most:
+                wait_s = rates.room_s(state.kept.flows.get(whose), waiting + 1 - most, now)
+                refused = Refused(
+                    code=Refusal.BUSY,
+                    expected=f"at most {most} jobs {name} that wait",
+                    found=f"{waiting}",
+                    hint=f"Send it again after {wait_s} s; then it is looked at anew.",
+                )
+                return refused, wait_s
+        return None
 
     def _advice(self, tenant: TenantId, spec: ev.JobSpec) -> ev.MemoryAdvice | None:
         peaks = self._state.kept.learned.peaks_mib
@@ -351,7 +402,8 @@ class _Round:
                 return first, field
         return None
 
-    def _answer_repeat(self, asked: Asked, request: ev.JobRequested, first: int, field: str) -> None:
+    def _answer_repeat(self, asked: Asked, request: ev.JobRequested, first: int, field: str) -> bool:
+        """State what the first was answered; False where that was put off, and this one is to be looked at."""
         identity = asked.identity
         assert identity is not None, f"wish {asked.seq} repeats another and has no identity"
         if not self._state.kept.remembered.asked_the_same(first, identity):
@@ -362,12 +414,15 @@ class _Round:
                 found="another body",
             )
             self._reject(asked, refused, request.job_id)
-            return
-        answer = self._answer_of(first, asked.tenant, request)
+            return True
+        settled = self._settled.get(first) or self._state.kept.remembered.settled_by(first)
+        answer = self._answer_of(settled, asked.tenant, request)
+        if isinstance(answer, Refused) and answer.code in PUT_OFF:
+            return False
         if isinstance(answer, Refused):
             # The first answer stands, whatever has changed since: a repeat must be safe to send at any time.
             self._reject(asked, answer, request.job_id, message=answer.hint)
-            return
+            return True
         job_id, first_wish = answer
         duplicate = ev.JobDuplicate(
             tenant=asked.tenant,
@@ -379,6 +434,7 @@ class _Round:
         )
         self._answers[asked.seq] = duplicate
         self.facts.append(duplicate)
+        return True
 
     def _answer_of(self, seq: int, tenant: TenantId, request: ev.JobRequested) -> tuple[JobId, int] | Refused:
         """What a job request was answered, of which this one is a repeat: its job and its wish, or the refusal."""
@@ -662,6 +718,50 @@ class _Round:
         )
         return True
 
+    def _answer_policy(self, asked: Asked, wish: ev.PolicyUpsertRequested) -> bool:
+        """True where a policy has changed: what the wishes behind it are answered may depend on it."""
+        refused = self._expired(asked)
+        if not ev.is_operator(asked.tenant):
+            refused = Refused(
+                code=Refusal.NOT_PERMITTED,
+                expected="the pool's operator",
+                found=f"tenant {bounded(asked.tenant)}",
+                hint="Rates and defaults are set by the pool's operator: ask them.",
+            )
+        for field in ("pool_pending_max", "buffer_pct", "defaults"):
+            if refused is None and wish.for_tenant is not None and getattr(wish, field):
+                refused = Refused(
+                    code=Refusal.FIELD_CONFLICT,
+                    field=field,
+                    expected="nothing in a tenant's policy",
+                    found=bounded(str(getattr(wish, field))),
+                    hint="It goes for the whole pool: leave for_tenant out.",
+                )
+        if refused is None and wish.burst and not wish.rate_per_min:
+            refused = Refused(
+                code=Refusal.FIELD_MISSING, field="rate_per_min", expected="a rate beside burst", found="nothing"
+            )
+        if refused is not None:
+            self._refuse(asked, refused)
+            return False
+        self.facts.append(
+            ev.PolicyUpserted(
+                for_tenant=None if wish.for_tenant is None else TenantId(wish.for_tenant),
+                rate_per_min=wish.rate_per_min,
+                burst=wish.burst,
+                pending_max=wish.pending_max,
+                isolation=wish.isolation,
+                pool_pending_max=wish.pool_pending_max,
+                buffer_pct=wish.buffer_pct,
+                defaults=wish.defaults,
+                answers=asked.seq,
+                actor=_actor(asked),
+                reason=wish.reason,
+                caused_by=asked.event_id,
+            )
+        )
+        return True
+
     def _expired(self, asked: Asked) -> Refused | None:
         if not asked.expires_at or asked.expires_at > self._now:
             return None
@@ -673,7 +773,16 @@ class _Round:
             found=f"{late_ms} ms later",
         )
 
-    def _reject(self, asked: Asked, refused: Refused, name: str | None, *, message: str = "") -> None:
+    def _reject(
+        self,
+        asked: Asked,
+        refused: Refused,
+        name: str | None,
+        *,
+        message: str = "",
+        first_wish: int = 0,
+        retry_after_s: int = 0,
+    ) -> None:
         is_readable = name is not None and is_name(name) and is_name(asked.tenant)
         rejected = ev.JobRejected(
             tenant=asked.tenant,
@@ -685,10 +794,14 @@ class _Round:
             found=refused.found,
             message=message or refused.message(),
             job_id=JobId(f"{asked.tenant}/{name}") if is_readable else None,
+            retry_after_s=retry_after_s,
+            first_wish=first_wish,
             note=NOTES.get(asked.ingress, ""),
             caused_by=asked.event_id,
         )
         self._answers[asked.seq] = rejected
+        if first_wish and refused.code not in PUT_OFF:
+            self._settled[first_wish] = asked.seq
         self.facts.append(rejected)
 
     def _refuse(self, asked: Asked, refused: Refused) -> None:

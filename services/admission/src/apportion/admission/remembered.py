@@ -13,7 +13,7 @@ from msgspec import Struct
 from apportion.admission.ledger import KEY_BYTES, Column, Table, of_seq, to_seq
 from apportion.admission.refusals import Refused
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Refusal
+from apportion.contracts.causes import PUT_OFF, Refusal
 from apportion.contracts.ids import JobId
 
 REFUSALS_KEPT: Final = 10_000
@@ -43,6 +43,7 @@ class Written(Struct, kw_only=True, array_like=True):
     repeats: tuple[bytes, bytes] = (b"", b"")
     refusals: tuple[bytes, bytes] = (b"", b"")
     words: list[tuple[int, Refused]] = []
+    settled: tuple[bytes, bytes, bytes] = (b"", b"", b"")
 
 
 class Remembered:
@@ -60,6 +61,8 @@ class Remembered:
         """Wish to the one that it repeats."""
         self._refusals = Column(1, *found.refusals)
         self._words = dict(found.words)
+        self._settled = Table(found.settled)
+        """First wish of an identity that was put off to the one that was answered for good."""
 
     def written(self) -> Written:
         """For a snapshot: equal contents, equal bytes."""
@@ -70,6 +73,7 @@ class Remembered:
             repeats=self._repeats.to_bytes(),
             refusals=self._refusals.to_bytes(),
             words=list(self._words.items()),
+            settled=self._settled.to_bytes(),
         )
 
     # ------------------------------------------------------------------------------------------- wishes
@@ -114,9 +118,19 @@ class Remembered:
     def note_refused(self, seq: int, refused: Refused) -> None:
         """That wish was refused."""
         self._refusals.append(seq, bytes((CODES.index(refused.code),)))
+        if refused.code in PUT_OFF:
+            return  # asked again it is looked at anew: nobody will want these words
         self._words[seq] = refused
         for oldest in list(islice(self._words, max(0, len(self._words) - REFUSALS_KEPT))):
             del self._words[oldest]
+
+    def note_settled(self, first: int, seq: int) -> None:
+        """The identity of that first wish, which was put off, was answered for good by a later one."""
+        self._settled.put(bytes(8) + of_seq(first), seq, is_kept=True)
+
+    def settled_by(self, first: int) -> int:
+        """The wish whose answer stands for the identity of that first one: itself, or a later one."""
+        return self._settled.get(bytes(8) + of_seq(first)) or first
 
     def wish_of(self, job_id: JobId) -> int | None:
         """The wish that the job answers; None where no job ever had that id."""

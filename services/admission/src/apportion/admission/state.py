@@ -19,6 +19,7 @@ from msgspec import Struct
 from apportion.admission import remembered
 from apportion.admission.learned import Learned, evolve_peak, evolve_profile
 from apportion.admission.lifecycle import is_due_now, next_instant
+from apportion.admission.rates import Flow, Limits, has_left, taken
 from apportion.admission.refusals import Refused
 from apportion.admission.remembered import Identity, Remembered, fingerprint
 from apportion.admission.validate import (
@@ -27,11 +28,12 @@ from apportion.admission.validate import (
     BUFFER_PCT_MIN,
     DEFAULT_MODES,
     DEFAULT_SHARES,
+    LEVELS,
     Defaults,
     ShareDefaults,
 )
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, RunCause, WorkloadKind
+from apportion.contracts.causes import PUT_OFF, Mode, RunCause, WorkloadKind
 from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import ADMISSION, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run, job_of_run
@@ -40,6 +42,13 @@ from apportion.pool.state import JobState, JobView, Pool, RunState, run_of
 
 _MONITORS: Final = frozenset(kind.__name__ for kind in ev.WISHES if kind.ANSWERED_BY != ADMISSION)
 """Types of wishes that another service answers, undecodable ones included."""
+
+POOL: Final = TenantId("")
+"""Stands for the pool where something is kept of each tenant and of all."""
+POOL_PENDING_MAX: Final = 100_000
+TENANT_PENDING_MAX: Final = 20_000
+"""Jobs that may wait at once, where neither a policy nor a setting says otherwise; each costs memory and rounds."""
+_NO_POLICY: Final = ev.PolicyUpserted(answers=0, actor="")
 
 Offer = tuple[str, tuple[Mode, ...]]
 """A device's model, and the modes in which it can be shared or given."""
@@ -91,6 +100,10 @@ class Kept(Struct, kw_only=True):
     late: dict[int, Late] = {}
     """Late facts by sequence, until they are stated as ignored."""
     config: dict[str, int | str] = {}
+    policies: dict[TenantId, ev.PolicyUpserted] = {}
+    """By whose they are; the pool's under POOL."""
+    flows: dict[TenantId, Flow] = {}
+    """What came in and went on, of each tenant and of the pool."""
     learned: Learned = msgspec.field(default_factory=Learned)
     """What observed peaks taught."""
     estimates: dict[JobId, Estimate] = {}
@@ -109,6 +122,8 @@ class Written(Struct, kw_only=True, array_like=True):
     remembered: remembered.Written
     late: list[tuple[int, Late]]
     config: dict[str, int | str]
+    policies: dict[TenantId, ev.PolicyUpserted]
+    flows: dict[TenantId, Flow]
     ratios_bp: list[tuple[str, list[int]]]
     """In an order of its own, too: the first is forgotten first."""
     peaks_mib: list[tuple[bytes, list[int]]]
@@ -116,17 +131,28 @@ class Written(Struct, kw_only=True, array_like=True):
     ingress: list[tuple[Ingress, int]] = []
 
 
+class Rules(Struct, frozen=True, kw_only=True):
+    """What goes for a tenant's requests."""
+
+    defaults: Defaults
+    limits: Limits
+
+
 class State:
     """Admission's state: what is kept, and indexes over it. Change it only by ``evolve``."""
 
     __slots__ = (
+        "_pool_rules",
+        "_rules",
         "_timers",
+        "_waiting",
         "buffer_pct",
-        "defaults",
         "due",
         "inbox",
         "kept",
         "offers",
+        "pending",
+        "pool_pending_max",
         "queues_of",
         "timer_of",
         "wishes_per_round",
@@ -145,10 +171,14 @@ class State:
         """Devices of the pool's nodes by what they offer, whatever state they are in."""
         for node_id in kept.pool.nodes:
             self._count_devices(node_id, 1)
+        self._waiting: dict[JobId, TenantId] = {}
+        self.pending: Counter[TenantId] = Counter()
+        """Jobs that wait, of each tenant, and of the pool under POOL."""
+        self._rules: dict[TenantId, Rules] = {}
+        self.configure()
         self.index_queues()
         for job in kept.pool.jobs.values():
             self.reconsider(job.job_id)
-        self.configure()
 
     @property
     def pool(self) -> Pool:
@@ -181,18 +211,43 @@ class State:
     def configure(self) -> None:
         """Take over the settings of the newest claim; what it doesn't name has its default."""
         config = self.kept.config
-        self.buffer_pct = _setting(config, "buffer_pct", BUFFER_PCT, BUFFER_PCT_MIN, BUFFER_PCT_MAX)
-        self.wishes_per_round = _setting(config, "wishes_per_round", WISHES_PER_ROUND, 1, WISHES_PER_ROUND_MAX)
-        self.defaults = Defaults(
-            shares={
-                kind: ShareDefaults(
-                    compute_milli=_setting(config, f"default_compute_milli_{kind}", share.compute_milli, 1, 1000),
-                    memory_mib=_setting(config, f"default_memory_mib_{kind}", share.memory_mib, 1, 2_147_483_647),
-                )
-                for kind, share in DEFAULT_SHARES.items()
-            },
-            modes={kind: _modes(config.get(f"modes_{kind}"), modes) for kind, modes in DEFAULT_MODES.items()},
+        policy = self.kept.policies.get(POOL) or _NO_POLICY
+        self._rules.clear()
+        self.buffer_pct = policy.buffer_pct or _setting(
+            config, "buffer_pct", BUFFER_PCT, BUFFER_PCT_MIN, BUFFER_PCT_MAX
         )
+        self.pool_pending_max = policy.pool_pending_max or _setting(
+            config, "pool_pending_max", POOL_PENDING_MAX, 0, 2_147_483_647
+        )
+        self.wishes_per_round = _setting(config, "wishes_per_round", WISHES_PER_ROUND, 1, WISHES_PER_ROUND_MAX)
+        shares, modes = {}, {}
+        for kind, share in DEFAULT_SHARES.items():
+            said = policy.defaults.get(kind) or ev.KindDefaults()
+            shares[kind] = ShareDefaults(
+                compute_milli=said.compute_milli
+                or _setting(config, f"default_compute_milli_{kind}", share.compute_milli, 1, 1000),
+                memory_mib=said.memory_mib
+                or _setting(config, f"default_memory_mib_{kind}", share.memory_mib, 1, 2_147_483_647),
+            )
+            mine = _modes(config.get(f"modes_{kind}"), DEFAULT_MODES[kind])
+            modes[kind] = mine if said.modes is None else said.modes
+        self._pool_rules = Rules(
+            defaults=Defaults(shares=shares, modes=modes, isolation=policy.isolation or ev.IsolationLevel.NONE),
+            limits=Limits(
+                rate_per_min=policy.rate_per_min or _setting(config, "tenant_rate_per_min", 0, 0, 2_147_483_647),
+                burst=policy.burst or _setting(config, "tenant_burst", 0, 0, 2_147_483_647),
+                pending_max=policy.pending_max
+                or _setting(config, "tenant_pending_max", TENANT_PENDING_MAX, 0, 2_147_483_647),
+            ),
+        )
+
+    def rules_of(self, tenant: TenantId) -> "Rules":
+        """What goes for a tenant's requests."""
+        found = self._rules.get(tenant)
+        if found is None:
+            pool, own = self._pool_rules, self.kept.policies.get(tenant)
+            found = self._rules[tenant] = pool if own is None else _own_rules(pool, own)
+        return found
 
     def reconsider(self, job_id: JobId) -> None:
         """Renew what the indexes say of a job."""
@@ -201,6 +256,9 @@ class State:
             self.due.add(job_id)
         else:
             self.due.discard(job_id)
+        is_waiting = job is not None and job.state is JobState.QUEUED
+        if is_waiting is not (job_id in self._waiting):
+            self._recount(job_id, None if job is None or not is_waiting else job.tenant)
         at = 0 if job is None else next_instant(job)
         if at == self.timer_of.get(job_id, 0):
             return
@@ -210,6 +268,27 @@ class State:
         else:
             del self.timer_of[job_id]
         self._tidy_timers()
+
+    def _recount(self, job_id: JobId, tenant: TenantId | None) -> None:
+        """The job waits now, as that tenant's; or it waits no more."""
+        if tenant is not None:
+            self._waiting[job_id] = tenant
+            self.pending[tenant] += 1
+            self.pending[POOL] += 1
+            return
+        tenant = self._waiting.pop(job_id)
+        for whose in (tenant, POOL):
+            self.pending[whose] -= 1
+            has_left(self.kept.flows.setdefault(whose, Flow()), self.pool.at)
+        if not self.pending[tenant]:
+            del self.pending[tenant]
+
+    def _let_in(self, tenant: TenantId, at: int) -> None:
+        """An admission takes a token of its tenant's."""
+        limits = self.rules_of(tenant).limits
+        if limits.rate_per_min:
+            flow = self.kept.flows.setdefault(tenant, Flow())
+            flow.full_at = taken(flow.full_at, limits, at)
 
     def _tidy_timers(self) -> None:
         timers = self._timers
@@ -348,6 +427,9 @@ class State:
         match event:
             case ev.JobAdmitted():
                 kept.remembered.note_admitted(event.job_id, event.answers)
+                if event.first_wish:
+                    kept.remembered.note_settled(event.first_wish, event.answers)
+                self._let_in(event.tenant, entry.recorded_at)
                 if event.sized is not None and event.sized.family:
                     kept.estimates[event.job_id] = Estimate(event.sized.family, event.sized.memory_mib_device)
                 self._answered(event.answers)
@@ -361,6 +443,8 @@ class State:
                     hint=event.message,
                 )
                 kept.remembered.note_refused(event.answers, refused)
+                if event.first_wish and event.code not in PUT_OFF:
+                    kept.remembered.note_settled(event.first_wish, event.answers)
                 self._answered(event.answers)
             case ev.JobDuplicate():
                 kept.remembered.note_repeated(event.answers, event.first_wish)
@@ -369,6 +453,10 @@ class State:
                 self._answered(event.answers)
             case ev.QueueUpserted():
                 self.index_queues()
+                self._answered(event.answers)
+            case ev.PolicyUpserted():
+                kept.policies[event.for_tenant or POOL] = event
+                self.configure()
                 self._answered(event.answers)
             case ev.JobCancelled() | ev.JobSucceeded() | ev.JobFailed() | ev.JobExpired():
                 kept.remembered.note_ended(event.job_id, type(event).__name__)
@@ -404,11 +492,28 @@ WISHES_PER_ROUND_MAX: Final = 400
 CONFIG_NAMES: Final = (
     "wishes_per_round",
     "buffer_pct",
+    "pool_pending_max",
+    "tenant_rate_per_min",
+    "tenant_burst",
+    "tenant_pending_max",
     *(f"default_compute_milli_{kind}" for kind in WorkloadKind),
     *(f"default_memory_mib_{kind}" for kind in WorkloadKind),
     *(f"modes_{kind}" for kind in WorkloadKind),
 )
 """Settings that decisions depend on; they come with the lease's claim."""
+
+
+def _own_rules(pool: Rules, own: ev.PolicyUpserted) -> Rules:
+    """A tenant's rules: its own where it has one, else the pool's; never less isolated than the pool's."""
+    isolation = max(own.isolation or ev.IsolationLevel.NONE, pool.defaults.isolation, key=LEVELS.index)
+    return Rules(
+        defaults=msgspec.structs.replace(pool.defaults, isolation=isolation),
+        limits=Limits(
+            rate_per_min=own.rate_per_min or pool.limits.rate_per_min,
+            burst=own.burst or (0 if own.rate_per_min else pool.limits.burst),
+            pending_max=own.pending_max or pool.limits.pending_max,
+        ),
+    )
 
 
 def _setting(config: dict[str, int | str], name: str, default: int, least: int, most: int) -> int:
@@ -447,6 +552,7 @@ def _asked(entry: Entry, tenant: TenantId, identity: Identity | None) -> Asked |
             | ev.JobPreemptRequested()
             | ev.JobResizeRequested()
             | ev.QueueUpsertRequested()
+            | ev.PolicyUpsertRequested()
         ):
             wish = event
         case _:
@@ -545,6 +651,8 @@ def snapshot(state: State) -> bytes:
             remembered=kept.remembered.written(),
             late=sorted(kept.late.items(), key=itemgetter(0)),
             config=kept.config,
+            policies=kept.policies,
+            flows=kept.flows,
             ratios_bp=list(kept.learned.ratios_bp.items()),
             peaks_mib=list(kept.learned.peaks_mib.items()),
             estimates=kept.estimates,
@@ -563,6 +671,8 @@ def restore(data: bytes) -> State:
         remembered=Remembered(written.remembered),
         late=dict(written.late),
         config=written.config,
+        policies=written.policies,
+        flows=written.flows,
         learned=Learned(ratios_bp=dict(written.ratios_bp), peaks_mib=dict(written.peaks_mib)),
         estimates=written.estimates,
         ingress=dict(written.ingress),

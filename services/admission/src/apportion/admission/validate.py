@@ -602,7 +602,7 @@ def _share(
 def _isolated(request: JobRequested, share: _Share, defaults: Defaults) -> _Share | Refused:
     """The share in the modes that keep the job as isolated as it asked or its tenant is bound to be."""
     asked = IsolationLevel.NONE if request.isolation is None else request.isolation.level
-    level = max(asked, defaults.isolation, key=_LEVELS.index)
+    level = max(asked, defaults.isolation, key=LEVELS.index)
     allowed = MODES_OF_LEVEL[level]
     if not share.devices:
         if asked is IsolationLevel.NONE:
@@ -649,7 +649,7 @@ def not_offered(spec: JobSpec, offers: Iterable[tuple[str, tuple[Mode, ...]]]) -
     offered = {mode for model, modes in offers if not spec.models or model in spec.models for mode in modes}
     if not offered or not offered.isdisjoint(accepted):
         return None
-    could = [level for level in _LEVELS if not offered.isdisjoint(MODES_OF_LEVEL[level])]
+    could = [level for level in LEVELS if not offered.isdisjoint(MODES_OF_LEVEL[level])]
     is_isolated = spec.isolation is not IsolationLevel.NONE
     best = f"isolation.level {could[-1]}" if could else "nothing"
     return Refused(
@@ -667,5 +667,5 @@ def _rank(preferred: tuple[Mode, ...], allowed: tuple[Mode, ...], mode: Mode) ->
     return (len(preferred) + 1 if mode is Mode.EXCLUSIVE else place), allowed.index(mode)
 
 
-_LEVELS: Final = tuple(IsolationLevel)
+LEVELS: Final = tuple(IsolationLevel)
 """Each level includes those before it."""

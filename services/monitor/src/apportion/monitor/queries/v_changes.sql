@@ -1,7 +1,11 @@
--- Every change of the rules: queues and their limits, what use is charged, and which rules and settings each service decided by from then on.
+-- Every change of the rules: queues and their limits, rates and defaults (limits), what use is charged, and which rules and settings each service decided by from then on.
 SELECT ordinal, recorded, 'queue' AS what, body ->> '$.queue' AS name, actor, coalesce(body ->> '$.reason', '') AS reason, answers AS wish_seq,
     lag(body) OVER (PARTITION BY body ->> '$.queue' ORDER BY ordinal) AS before, body AS after
 FROM v_event WHERE kind = 'QueueUpserted'
+UNION ALL
+SELECT ordinal, recorded, 'limits', coalesce(body ->> '$.for_tenant', 'the pool'), actor, coalesce(body ->> '$.reason', ''), answers,
+    lag(body) OVER (PARTITION BY body ->> '$.for_tenant' ORDER BY ordinal), body
+FROM v_event WHERE kind = 'PolicyUpserted'
 UNION ALL
 SELECT ordinal, recorded, 'rates', body ->> '$.currency', actor, coalesce(body ->> '$.reason', ''), answers,
     lag(body) OVER (ORDER BY ordinal), body

@@ -1,0 +1,76 @@
+"""Rates, full queues, isolation and defaults: what goes for whom, and how that is changed."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from apportion.cli.app import cli, place_of, pool_options, run
+from apportion.cli.exits import CommandFailed, Exit
+from apportion.cli.output import output_option, print_rows, say
+from apportion.cli.wish_commands import ask_wish, wish_options
+
+NEWEST = """
+SELECT coalesce(body ->> '$.for_tenant', '(pool)') AS for_tenant,
+    CAST(body -> '$.rate_per_min' AS BIGINT) AS rate_per_min, CAST(body -> '$.burst' AS BIGINT) AS burst,
+    CAST(body -> '$.pending_max' AS BIGINT) AS pending_max, body ->> '$.isolation' AS isolation,
+    CAST(body -> '$.pool_pending_max' AS BIGINT) AS pool_pending_max,
+    CAST(body -> '$.buffer_pct' AS BIGINT) AS buffer_pct,
+    body -> '$.defaults' AS defaults, body ->> '$.actor' AS actor, body ->> '$.reason' AS reason, recorded
+FROM v_event WHERE kind = 'PolicyUpserted'
+QUALIFY row_number() OVER (PARTITION BY body ->> '$.for_tenant' ORDER BY ordinal DESC) = 1
+ORDER BY for_tenant
+"""
+
+
+@cli.group()
+def policy() -> None:
+    """Rates, bounds of waiting jobs, isolation and defaults, of the pool and of tenants."""
+
+
+@policy.command("show")
+@output_option
+@pool_options
+def policy_show(output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
+    """What was set for the pool and for each tenant; the settings of admission go for the rest."""
+    from apportion.cli.question import ask_sql
+
+    found = run(ask_sql(place_of(data_dir, pool, bus_url), NEWEST))
+    columns = ("for_tenant", "rate_per_min", "burst", "pending_max", "isolation", "pool_pending_max", "buffer_pct")
+    wide = ("defaults", "actor", "reason")
+    print_rows(found.rows, kind="policies", output=output, columns=columns, wide=wide, name="for_tenant")
+    if not found.rows and output in {"table", "wide"}:
+        say("No policy was set: the settings of admission go for all (`apportion config show`).")
+
+
+@policy.command("set")
+@click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@wish_options(is_reason_required=True)
+def policy_set(*, file: Path, **options: Any) -> int:
+    """State a whole policy, the pool's or one tenant's, from FILE, in place of the one before. Operators only.
+
+    \b
+    for_tenant = "acme"                # left out: the pool's
+    rate_per_min = 120                 # jobs admitted a minute
+    burst = 20
+    pending_max = 500                  # jobs that wait at once
+    isolation = "fault"                # the least that its jobs get
+    # The pool's only:
+    pool_pending_max = 50_000
+    buffer_pct = 15
+    [defaults.training]
+    compute_milli = 800
+    memory_mib = 32768
+    modes = ["mig", "exclusive"]
+    """  # noqa: D301  \b is click's mark for a block that is not refilled
+    import tomllib
+
+    from apportion.contracts.events import PolicyUpsertRequested
+
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeError) as err:
+        raise CommandFailed(f"{file}: expected TOML, found {err}", code=Exit.USAGE) from err
+    if said := sorted({"reason", "dry_run"} & content.keys()):
+        raise CommandFailed(f"{file}: expected no {said[0]}, which is an option of the command", code=Exit.USAGE)
+    return ask_wish(PolicyUpsertRequested, options, **content)
