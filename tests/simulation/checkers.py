@@ -293,7 +293,11 @@ class Checker:
             event = entry.event
             author = event.ANSWERED_BY if isinstance(event, ev.Wish) else None
             if author is None:
-                author = MONITOR if entry.subject_type.startswith(("Node", "ControlPlane")) else ADMISSION
+                author = (
+                    MONITOR
+                    if entry.subject_type.startswith(("Node", "ControlPlane", "RateCard", "Alert"))
+                    else ADMISSION
+                )
             must(self.answers[str(author), seq] == 1, "every wish has one answer", seq, event)
         for job_id in self.admitted:
             must(job_id in self.terminal, "every feasible job ends", job_id)

@@ -247,7 +247,9 @@ def answered_wishes(entries: list[Entry]) -> Counter[int]:
 
 
 def is_admissions(entry: Entry) -> bool:
-    return entry.stream is Stream.WISHES and not entry.subject_type.startswith(("Node", "ControlPlane"))
+    return entry.stream is Stream.WISHES and not entry.subject_type.startswith(
+        ("Node", "ControlPlane", "RateCard", "Alert")
+    )
 
 
 many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

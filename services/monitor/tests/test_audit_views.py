@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import DeviceHealth, IsolationFinding, IsolationTest, Mode, Pending, RunCause, StopCause
+from apportion.contracts.causes import (
+    DeviceHealth,
+    IsolationFinding,
+    IsolationTest,
+    Mode,
+    Pending,
+    RunCause,
+    Severity,
+    StopCause,
+)
 from apportion.contracts.ids import ADMISSION, DeviceUuid, JobId, NodeId, QueueId, RunId
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement, a_queue
 from apportion.monitor.log import EventLog, views, views_in
@@ -179,6 +188,23 @@ def test_a_line_for_each_check_of_isolation_and_the_newest_is_marked(tmp_path: P
             ("t1", "a", "passed", 0, 3, None, "580.95.05", True, False),
             ("t2", "a", "passed", 0, 3, None, "580.95.05", True, True),
             ("t2", "b", "reported", None, None, "not promised", "580.95.05", True, True),
+        ]
+
+
+def test_an_alert_has_its_end_and_whoever_looked_at_it(tmp_path: Path) -> None:
+    tape = Tape()
+    hot = ev.AlertRaised(
+        rule="device-hot", about="GPU-1", severity=Severity.WARNING, value=90, threshold=85, unit="C", summary="hot"
+    )
+    seen = ev.AlertAcknowledged(rule="device-hot", about="GPU-1", until_at=1, actor="user:eve", reason="r", answers=1)
+    over = ev.AlertCleared(rule="device-hot", about="GPU-1", value=70, threshold=80, raised_seq=1)
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append([tape.fact(hot), tape.fact(seen), later(tape.fact(over), MINUTE), tape.fact(hot)])
+        assert asked(
+            log, "SELECT rule, about, severity, value, fired_s, acknowledged_by FROM v_alerts ORDER BY ordinal"
+        ) == [
+            ("device-hot", "GPU-1", "warning", 90, 60, "user:eve"),
+            ("device-hot", "GPU-1", "warning", 90, None, None),
         ]
 
 

@@ -11,11 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from apportion.contracts import events as ev
 from apportion.contracts.causes import DeviceHealth, Pending, RunCause, ServiceClass
 from apportion.contracts.envelope import Stream
-from apportion.contracts.ids import DeviceUuid, JobId, NodeId, TenantId, run_id
+from apportion.contracts.ids import DeviceUuid, JobId, NodeId, PoolId, TenantId, run_id
 from apportion.contracts.samples import DeviceSample
 from apportion.contracts.testing import NOON, a_job, a_node, a_placement, a_queue, as_fact
 from apportion.monitor import core
 from apportion.monitor.figures import Figures
+from apportion.monitor.notify import Notifier
 from apportion.monitor.readings import Marks, Reading, StreamFill
 from apportion.monitor.scrape import PoolMetrics, Sources
 
@@ -73,6 +74,15 @@ class Monitor:
                     is_connected=lambda: True,
                     reconnects=lambda: 3,
                     bus_errors=lambda: 0,
+                    alerts=lambda: self.state.alerts,
+                    notifier=Notifier(
+                        pool=PoolId("main"),
+                        webhook_url="",
+                        alertmanager_url="",
+                        token=None,
+                        alerts=lambda: self.state.alerts,
+                        clock=Noon(),
+                    ),
                 )
             )
         )

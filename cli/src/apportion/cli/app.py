@@ -19,7 +19,7 @@ _SECTIONS: Final = (
     ("Ask for work", ("submit", "plan", "cancel", "hold", "release", "reprioritize", "preempt", "resize", "size")),
     ("Look", ("jobs", "show", "why", "nodes", "events", "logs")),
     ("Share it out", ("queue", "policy")),
-    ("Care for nodes", ("cordon", "drain", "uncordon", "thaw")),
+    ("Care for nodes", ("alerts", "cordon", "drain", "uncordon", "thaw")),
     ("Who is let in", ("keys",)),
     ("Prove it", ("isolation", "audit", "sql", "log", "replay", "usage", "rates")),
     ("Measure", ("bench",)),
@@ -86,6 +86,7 @@ def outcome(arguments: list[str] | None = None) -> int:
     """Run the command; the code it ends with."""
     # Here, since they import us: each adds its commands to the group.
     from apportion.cli import (  # noqa: F401
+        alert_commands,
         audit_commands,
         bench_commands,
         dlq_commands,

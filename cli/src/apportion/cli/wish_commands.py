@@ -206,7 +206,7 @@ async def answered(bus: "Bus", place: "Place", wish: Any) -> dict[str, Any]:
 def answer_text(answer: dict[str, Any]) -> str:
     """The fact that answers a wish, for people."""
     name = answer["type"].partition(".")[0]
-    about = answer.get("job_id") or answer.get("node_id") or answer.get("queue") or ""
+    about = answer.get("job_id") or answer.get("node_id") or answer.get("queue") or _alert(answer)
     if answer.get("code"):
         said = f"expected {answer.get('expected', '')}, found {answer.get('found', '')}"
         head = "dry run: would be refused" if "verdict" in answer else "refused"
@@ -223,3 +223,8 @@ def code_of_answer(answer: dict[str, Any]) -> int:
     if not code:
         return Exit.OK
     return Exit.NOT_FOUND if str(code).endswith("NotFound") else Exit.REFUSED
+
+
+def _alert(answer: dict[str, Any]) -> str:
+    """The alert that the answer is about; empty where it is about something else."""
+    return ":".join(part for part in (answer.get("rule", ""), answer.get("about", "")) if part)

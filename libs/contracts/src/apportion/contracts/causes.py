@@ -101,6 +101,7 @@ class Refusal(StrEnum):
     NODE_NOT_FOUND = "NodeNotFound"
     NODE_STATE = "NodeState"
     """The node is not in a state in which this can be done."""
+    ALERT_NOT_FOUND = "AlertNotFound"
     POOL_STATE = "PoolState"
     """The pool is not in a state in which this can be done."""
     NOT_PERMITTED = "NotPermitted"
@@ -120,6 +121,15 @@ class Verdict(StrEnum):
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
+
+
+@unique
+class Severity(StrEnum):
+    """How soon somebody should look at an alert."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
 
 
 @unique

@@ -25,6 +25,7 @@ from apportion.contracts.causes import (
     Refusal,
     RunCause,
     ServiceClass,
+    Severity,
     StopCause,
     Thaw,
     Verdict,
@@ -582,6 +583,35 @@ class IsolationTestRequested(Wish, frozen=True, kw_only=True, tag="IsolationTest
     dry_run: bool = False
 
 
+AlertRuleName = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9][a-z0-9-]*$(?!\n)")]
+AlertAbout = Annotated[str, Meta(max_length=128, pattern=PLAIN)]
+
+
+class AlertAcknowledgeRequested(Wish, frozen=True, kw_only=True, tag="AlertAcknowledgeRequested.v1"):
+    """An operator says that somebody looks at an alert. Answered by AlertAcknowledged or NodeWishRejected."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    rule: AlertRuleName
+    about: AlertAbout = ""
+    for_s: Annotated[int, Meta(ge=1, le=2_592_000)] = 3_600
+    """After so long it counts as unseen again, if it still fires."""
+    reason: Reason
+    dry_run: bool = False
+
+
+class AlertSilenceRequested(Wish, frozen=True, kw_only=True, tag="AlertSilenceRequested.v1"):
+    """An operator wants to hear nothing of a rule for a while. Answered by AlertSilenced or NodeWishRejected."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    rule: AlertRuleName
+    about: AlertAbout = ""
+    """What of; empty: whatever the rule is about."""
+    for_s: Annotated[int, Meta(ge=0, le=2_592_000)]
+    """0 ends an earlier silence."""
+    reason: Reason
+    dry_run: bool = False
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Facts
 # --------------------------------------------------------------------------------------------------------------------
@@ -858,7 +888,7 @@ class NodeWishJudged(Fact, frozen=True, kw_only=True, tag="NodeWishJudged.v1"):
 
 
 class NodeWishRejected(Fact, frozen=True, kw_only=True, tag="NodeWishRejected.v1"):
-    """A wish about a node is refused by the monitor. Nothing was done."""
+    """A wish that the monitor answers (about nodes, alerts, the control plane) is refused. Nothing was done."""
 
     AUTHOR: ClassVar[Author] = MONITOR
     tenant: TenantId
@@ -1517,6 +1547,63 @@ class AuditQueryRun(Fact, frozen=True, kw_only=True, tag="AuditQueryRun.v1"):
     """Why there was no answer; empty where there was one."""
 
 
+class AlertRaised(Fact, frozen=True, kw_only=True, tag="AlertRaised.v1"):
+    """Something is as a rule says it should not be, and has been for long enough. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    rule: str
+    about: str = ""
+    """Which device, node, queue, class or consumer; empty where it is the pool."""
+    severity: Severity
+    value: int
+    threshold: int
+    unit: str
+    """Of both, such as ``s`` or ``pct``."""
+    for_s: int = 0
+    """How long it had been so."""
+    summary: str
+    action: str = ""
+
+
+class AlertCleared(Fact, frozen=True, kw_only=True, tag="AlertCleared.v1"):
+    """What an alert was about is well again, and has been for long enough. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    rule: str
+    about: str = ""
+    value: int | None = None
+    """None where it isn't measured any more."""
+    threshold: int
+    """It is well at or below this, which is less than what raised it."""
+    raised_seq: int
+    """Sequence of the AlertRaised."""
+
+
+class AlertAcknowledged(Fact, frozen=True, kw_only=True, tag="AlertAcknowledged.v1"):
+    """Somebody looks at the alert, until then. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    rule: str
+    about: str = ""
+    until_at: Instant
+    actor: str
+    reason: str
+    answers: int
+
+
+class AlertSilenced(Fact, frozen=True, kw_only=True, tag="AlertSilenced.v1"):
+    """Nobody is told of the rule's alerts until then; they are raised and cleared all the same. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    rule: str
+    about: str = ""
+    """Empty: whatever the rule is about."""
+    until_at: Instant
+    actor: str
+    reason: str
+    answers: int
+
+
 JobWish = (
     JobRequested
     | JobCancelRequested
@@ -1529,7 +1616,9 @@ JobWish = (
     | PolicyUpsertRequested
 )
 NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested | IsolationTestRequested
-MonitorWish = NodeWish | ControlPlaneThawRequested | RateCardChangeRequested
+MonitorWish = (
+    NodeWish | ControlPlaneThawRequested | RateCardChangeRequested | AlertAcknowledgeRequested | AlertSilenceRequested
+)
 AnyWish = JobWish | MonitorWish
 
 JobFact = (
@@ -1569,6 +1658,10 @@ MonitorFact = (
     | ControlPlaneFrozen
     | ControlPlaneThawed
     | MigrationCompleted
+    | AlertRaised
+    | AlertCleared
+    | AlertAcknowledged
+    | AlertSilenced
     | RateCardChanged
     | AuditQueryRun
 )

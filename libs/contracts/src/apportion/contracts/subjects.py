@@ -208,7 +208,14 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             return f"{prefix}.rates"
         case ev.AuditQueryRun():
             return f"{prefix}.audit"
-        case ev.ControlPlaneFrozen() | ev.ControlPlaneThawed():
+        case (
+            ev.ControlPlaneFrozen()
+            | ev.ControlPlaneThawed()
+            | ev.AlertRaised()
+            | ev.AlertCleared()
+            | ev.AlertAcknowledged()
+            | ev.AlertSilenced()
+        ):
             return f"{prefix}.pool"
         case _:
             raise AssertionError(f"a fact without a subject: {event!r}")

@@ -1,21 +1,27 @@
 """The monitor as a process: settings, adapters, run."""
 
 import asyncio
+import shutil
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
 import structlog
 from msgspec import Meta
 
 from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import MONITOR, PoolId
-from apportion.monitor import core, schemas
+from apportion.monitor import alerts, core, schemas
 from apportion.monitor.auditing import Recorder
 from apportion.monitor.checkpoints import Checkpoints
 from apportion.monitor.figures import Figures
 from apportion.monitor.hearing import Hearing
 from apportion.monitor.log import EventLog, log_path
+from apportion.monitor.measures import Seen, measures_of
+from apportion.monitor.notify import Notifier
 from apportion.monitor.reading import Reading
 from apportion.monitor.readings import Readings, StreamFills
 from apportion.monitor.replicas import Replicas
@@ -29,11 +35,12 @@ from apportion.runtime.clock import SystemClock
 from apportion.runtime.drain import run_service
 from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
-from apportion.runtime.settings import SettingsInvalid, from_command_line
+from apportion.runtime.settings import Secret, SettingsInvalid, from_command_line
 from apportion.runtime.standby import AuthorSettings, Vigil
 from apportion.runtime.stream import Bus, RawMessage
 
 SERVICE: Final = "monitor"
+MEASURE_S: Final = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +54,14 @@ class MonitorSettings(AuthorSettings, frozen=True, kw_only=True):
     """After this much silence a node is fenced and its runs move."""
     freeze_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)] = core.FREEZE_MS
     """Frozen for so long while some nodes are heard, the control plane takes the silent ones for gone."""
+    alert_rules: Path | None = None
+    """A TOML file of [[rule]] tables: alert rules in the place of ours of the same name, and more."""
+    webhook_url: str = ""
+    """Where alerts are posted as JSON; empty: nowhere."""
+    alertmanager_url: str = ""
+    """An Alertmanager that is told of alerts by its API (v2); empty: none."""
+    alert_token: Secret | None = None
+    """Sent to both as a bearer token."""
     self_cordon: bool = True
     """Whether flapping nodes, and nodes on which runs fail, are cordoned without anybody asking."""
     log_batch_ms: Annotated[int, Meta(ge=1, le=1_000)] = 250
@@ -91,7 +106,15 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
         )
         recorder = Recorder()
         figures, readings = Figures(), Readings(bus, clock)
-        witness = _Witness(recorder, figures, readings)
+        notifier = Notifier(
+            pool=pool,
+            webhook_url=settings.webhook_url,
+            alertmanager_url=settings.alertmanager_url,
+            token=settings.alert_token,
+            alerts=lambda: reactor.state.alerts,
+            clock=clock,
+        )
+        witness = _Witness(recorder, figures, readings, notifier)
         reactor = Reactor(
             core=core,
             author=MONITOR,
@@ -101,6 +124,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
                 "lease_ms": settings.lease_ms,
                 "freeze_ms": settings.freeze_ms,
                 "self_cordon": int(settings.self_cordon),
+                "alert_rules": _alert_rules(settings.alert_rules),
             },
             reads_wishes=True,
             snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
@@ -121,6 +145,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             writer=writer,
             recorder=recorder,
             pool=lambda: reactor.state.pool,
+            alerts=lambda: reactor.state.alerts,
             skews=hearing.skews,
             clock=clock,
         )
@@ -141,6 +166,8 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
                     is_connected=lambda: bus.client.is_connected,
                     reconnects=lambda: bus.client.stats["reconnects"],
                     bus_errors=lambda: bus.errors,
+                    alerts=lambda: reactor.state.alerts,
+                    notifier=notifier,
                 )
             )
         )
@@ -160,7 +187,38 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
         await writer.start()
         await hearing.start()
         await readings.start()
-        filling = asyncio.create_task(fills.run(), name="stream-fills")
+
+        def seen() -> Seen:
+            disk = shutil.disk_usage(path.parent)
+            streams = readings.on_log()
+            return Seen(
+                devices=[(one.sample, readings.idle_s(one)) for one in readings.devices()],
+                lags_ms={f"{who}/{stream}": round(s * 1000) for (who, stream), s in readings.lags_s().items()},
+                log_behind={
+                    stream.value: max(0, fills.found[stream.value].last_seq - seq)
+                    for stream, seq in streams.items()
+                    if stream.value in fills.found
+                },
+                disk_pct=100 - disk.free * 100 // disk.total,
+                skews_ms={node: round(s * 1000) for node, s in hearing.skews.seconds(reactor.state.pool.nodes).items()},
+            )
+
+        async def measure() -> None:
+            while True:
+                await asyncio.sleep(MEASURE_S)
+                measures = measures_of(reactor.state.pool, figures, seen(), clock.now())
+                reactor.feed(core.Measured(at_ns=clock.monotonic(), measures=measures))
+
+        async def notify_once_active() -> None:
+            await reactor.ready.wait()
+            notifier.begin()
+            await notifier.run()
+
+        beside = [
+            asyncio.create_task(fills.run(), name="stream-fills"),
+            asyncio.create_task(measure(), name="measure"),
+            asyncio.create_task(notify_once_active(), name="notify"),
+        ]
 
         async def answer_once_active() -> None:
             # Of several monitors one answers, or a question would have as many answers as there are.
@@ -171,10 +229,11 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
 
         answering = asyncio.create_task(answer_once_active(), name="queries")
         try:
-            await _until_stopped(stop, reactor, hearing, writer)
+            await _until_stopped(stop, reactor, hearing, writer, beside)
         finally:
             answering.cancel()
-            filling.cancel()
+            for task in beside:
+                task.cancel()
             queries.close()
             reading.close()
     finally:
@@ -189,23 +248,29 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
 class _Witness:
     """What has to hear of each entry once it is folded."""
 
-    def __init__(self, recorder: Recorder, figures: Figures, readings: Readings) -> None:
+    def __init__(self, recorder: Recorder, figures: Figures, readings: Readings, notifier: Notifier) -> None:
         self.pool: Callable[[], Pool] = Pool
         self._recorder = recorder
         self._figures = figures
         self._readings = readings
+        self._notifier = notifier
 
     def saw(self, raw: RawMessage, entry: Entry) -> None:
         self._recorder.saw(raw, entry)
         self._readings.saw(raw)
         self._figures.saw(entry, self.pool())
+        self._notifier.saw(entry)
 
     def is_settled(self) -> bool:
         return self._recorder.is_settled()
 
 
 async def _until_stopped(
-    stop: asyncio.Event, reactor: "Reactor[core.State]", hearing: Hearing, writer: LogWriter
+    stop: asyncio.Event,
+    reactor: "Reactor[core.State]",
+    hearing: Hearing,
+    writer: LogWriter,
+    beside: Sequence["asyncio.Task[None]"],
 ) -> None:
     """Decide and write until told to stop or until one of them can't go on; the log is flushed last."""
     writing_stop = asyncio.Event()
@@ -215,8 +280,11 @@ async def _until_stopped(
         asyncio.create_task(hearing.run(stop), name="hearing"),
     ]
     try:
-        await asyncio.wait({writing, *deciding}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({writing, *deciding, *beside}, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
+        for task in beside:  # they have no end of their own: one that has ended has failed
+            if task.done():
+                task.result()
         # What was decided last is on the bus by now, and goes into the log before it closes.
         ended = await asyncio.gather(*deciding, return_exceptions=True)
     finally:
@@ -230,6 +298,11 @@ async def _until_stopped(
 def load(argv: list[str]) -> MonitorSettings:
     """The settings of a monitor that was started with these arguments. Raises SettingsInvalid."""
     settings = from_command_line(MonitorSettings, SERVICE, argv).settings
+    for name in ("webhook_url", "alertmanager_url"):
+        url = getattr(settings, name)
+        if url and not url.startswith(("http://", "https://")):
+            raise SettingsInvalid(where=f"settings of {SERVICE}", key=name, expected="an http or https URL", found=url)
+    _alert_rules(settings.alert_rules)
     if settings.suspect_ms < settings.lease_ms:
         return settings
     raise SettingsInvalid(
@@ -238,6 +311,21 @@ def load(argv: list[str]) -> MonitorSettings:
         expected=f"more than suspect_ms ({settings.suspect_ms})",
         found=str(settings.lease_ms),
     )
+
+
+def _alert_rules(path: Path | None) -> str:
+    """The file's rules as JSON, which is how they reach the core; empty for none. Raises SettingsInvalid."""
+    if path is None:
+        return ""
+    try:
+        rules = tomllib.loads(path.read_text(encoding="utf-8"))["rule"]
+        text = msgspec.json.encode(rules).decode()
+        alerts.with_changes(text)
+    except (OSError, ValueError, KeyError) as err:  # of msgspec, of tomllib and of the rules themselves
+        raise SettingsInvalid(
+            where=f"settings of {SERVICE}", key="alert_rules", expected="a TOML file of [[rule]] tables", found=str(err)
+        ) from err
+    return text
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,6 +14,7 @@ freeze_ms while others were heard over the same bus, or until an operator says t
 it had not been listening for a while.
 """
 
+import contextlib
 import hashlib
 from typing import Final
 
@@ -25,7 +26,8 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Thaw
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import MONITOR, NodeId, node_of_author
-from apportion.monitor import misfits, moves
+from apportion.monitor import alerts, misfits, moves
+from apportion.monitor.alerts import RULES, Alerts, Levels, Rule
 from apportion.monitor.misfits import Misfits
 from apportion.monitor.moves import Moves
 from apportion.monitor.wishes import AskedWish, Situation, answered, asked_of_us
@@ -46,9 +48,10 @@ _RULES: Final = (
     " heard, asked, or freeze_ms with one heard; a full lease after a start, a pause and a thaw by being heard;"
     " wishes answered in order, operators only; a dry run judged by what would answer it; questions recorded;"
     " flapping nodes and nodes whose runs fail cordoned by misfits.RULES; moves told by moves;"
-    " settings: suspect_ms lease_ms freeze_ms self_cordon"
+    " alerts by their rules, from measures;"
+    " settings: suspect_ms lease_ms freeze_ms self_cordon alert_rules"
 )
-POLICY: Final = f"liveness@4#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
+POLICY: Final = f"liveness@5#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
 RULE: Final = "silence"
 """Named in NodeLost: what made the monitor say so."""
 
@@ -87,7 +90,15 @@ class Asked(Struct, frozen=True, kw_only=True):
     record: ev.AuditQueryRun
 
 
-Observation = Sign | Asked
+class Measured(Struct, frozen=True, kw_only=True):
+    """What the shell measured of the pool, its devices and the streams."""
+
+    at_ns: int
+    """By the monitor's monotonic clock."""
+    measures: dict[str, dict[str, int]]
+
+
+Observation = Sign | Asked | Measured
 
 
 class Fence(Struct, kw_only=True):
@@ -119,6 +130,12 @@ class State(Struct, kw_only=True):
     """Nodes that were silent when the control plane thawed all the same: their silence freezes nothing."""
     misfits: Misfits = msgspec.field(default_factory=Misfits)
     moves: Moves = msgspec.field(default_factory=Moves)
+    alerts: Alerts = msgspec.field(default_factory=Alerts)
+    alert_rules: str = ""
+    """Rules that differ from alerts.RULES, as JSON; empty: none."""
+    rules: tuple[Rule, ...] = RULES
+    levels: Levels = msgspec.field(default_factory=Levels)
+    """What was measured in this life."""
     fenced: dict[NodeId, Fence] = {}
     clock_ns: int | None = None
     """Latest instant of the monotonic clock; None until something was observed in this life."""
@@ -152,6 +169,8 @@ class Snapshot(Struct, kw_only=True):
     presumed_lost: list[NodeId]
     misfits: Misfits
     moves: Moves
+    alerts: Alerts
+    alert_rules: str
     fenced: dict[NodeId, Fence]
 
 
@@ -179,6 +198,8 @@ def snapshot(state: State) -> bytes:
             presumed_lost=sorted(state.presumed_lost),
             misfits=state.misfits,
             moves=state.moves,
+            alerts=state.alerts,
+            alert_rules=state.alert_rules,
             fenced=state.fenced,
         )
     )
@@ -199,6 +220,9 @@ def restore(data: bytes) -> State:
         presumed_lost=set(kept.presumed_lost),
         misfits=kept.misfits,
         moves=kept.moves,
+        alerts=kept.alerts,
+        alert_rules=kept.alert_rules,
+        rules=alerts.with_changes(kept.alert_rules),
         fenced=kept.fenced,
     )
 
@@ -225,6 +249,7 @@ def evolve(state: State, entry: Entry) -> State:
     moves.evolve(state.moves, state.pool, entry)
     evolve_pool(state.pool, entry)
     misfits.evolve(state.misfits, entry)
+    alerts.evolve(state.alerts, entry)
     event = entry.event
     match event:
         case ev.LeaseClaimed() if entry.author == MONITOR:
@@ -255,6 +280,8 @@ def evolve(state: State, entry: Entry) -> State:
             | ev.NodeUncordoned()
             | ev.RateCardChanged()
             | ev.IsolationTestStarted()
+            | ev.AlertAcknowledged()
+            | ev.AlertSilenced()
         ):
             _note_answer(state, event.answers)
         case ev.AuditQueryRun():
@@ -279,6 +306,11 @@ def _configure(state: State, event: ev.LeaseClaimed) -> None:
     if isinstance(freeze, int) and freeze > 0:
         state.freeze_ms = freeze
     state.self_cordon = event.config.get("self_cordon", 1) == 1
+    changed = event.config.get("alert_rules", "")
+    if isinstance(changed, str):
+        with contextlib.suppress(msgspec.MsgspecError):
+            state.rules = alerts.with_changes(changed)
+            state.alert_rules = changed
 
 
 def _registered(state: State, entry: Entry, event: ev.NodeRegistered) -> None:
@@ -299,6 +331,9 @@ def observe(state: State, observation: Observation, now: int) -> State:
     del now
     if isinstance(observation, Asked):
         state.questions.append(observation.record)
+        return state
+    if isinstance(observation, Measured):
+        alerts.measured(state.levels, state.alerts, state.rules, observation.measures, observation.at_ns)
         return state
     at = observation.at_ns
     if state.clock_ns is None:
@@ -346,6 +381,7 @@ def decide(state: State, now: int) -> list[ev.Fact]:
     if not facts:
         # By what was said of nodes, once that has come round: who is suspected just now is in no doubt.
         facts += _misfits(state)[:FACTS_MAX]
+    facts += alerts.due(state.levels, state.alerts, state.rules)[: FACTS_MAX - len(facts)]
     facts += moves.completed(state.moves)[: FACTS_MAX - len(facts)]
     facts += answered(state.inbox[: FACTS_MAX - len(facts)], _situation(state, facts), now)
     return facts + state.questions[: FACTS_MAX - len(facts)]
@@ -485,6 +521,8 @@ def _situation(state: State, facts: list[ev.Fact]) -> Situation:
         silent=_silent(state, sorted(node.node_id for node in watched)),
         watched=len(watched),
         frozen_ms=_frozen_ms(state),
+        alerts=state.alerts,
+        rules=state.rules,
     )
 
 

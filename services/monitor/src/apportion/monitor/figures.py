@@ -40,6 +40,7 @@ LATENCY_BOUNDS: Final = (
 )
 """Seconds: from a round of the placer to half a day in the queue."""
 DURATION_BOUNDS: Final = (0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+RECENT: Final = 200
 NS: Final = 1_000_000_000
 
 
@@ -106,7 +107,14 @@ class Figures:
         """From the wish's admission to the first start, by service class."""
         self.running = Histogram(DURATION_BOUNDS)
         self.downtime = Histogram(DURATION_BOUNDS)
+        self.recent: dict[str, deque[tuple[int, int]]] = {}
+        """The last latencies from queued to placed, by service class: (when, ms)."""
         self._ended: deque[bool] = deque(maxlen=ENDED_LOOKED_AT)
+
+    @property
+    def ended_looked_at(self) -> int:
+        """How many jobs the success ratio is of."""
+        return len(self._ended)
 
     @property
     def success_ratio(self) -> float | None:
@@ -125,7 +133,10 @@ class Figures:
                 job = pool.jobs.get(event.job_id)
                 if job is not None and attempt_of_run(event.run_id) == job.attempt:
                     since = max(job.queued_at, job.not_before_at)
-                    self._class(self.scheduling, job.spec).add(max(0, entry.recorded_at - since) / NS)
+                    waited_ns = max(0, entry.recorded_at - since)
+                    self._class(self.scheduling, job.spec).add(waited_ns / NS)
+                    recent = self.recent.setdefault(job.spec.service_class.value, deque(maxlen=RECENT))
+                    recent.append((entry.recorded_at, waited_ns // 1_000_000))
             case ev.RunStarted():
                 run = run_of(pool, event.run_id)
                 if run is not None and run.started_at == entry.recorded_at:

@@ -71,6 +71,7 @@ VIEWS: Final = (
     "v_preemptions",
     "v_migrations",
     "v_isolation",
+    "v_alerts",
     "v_waits",
     "v_memory",
     "v_queue_share",

@@ -17,7 +17,9 @@ from prometheus_client.registry import Collector
 
 from apportion.contracts.causes import DeviceHealth
 from apportion.contracts.ids import NodeId
+from apportion.monitor.alerts import Alerts
 from apportion.monitor.figures import OTHER, Figures, Histogram
+from apportion.monitor.notify import Notifier
 from apportion.monitor.readings import Reading, Readings, StreamFill
 from apportion.pool.state import JobState, NodeState, Pool
 from apportion.runtime.clock import Clock
@@ -43,6 +45,8 @@ class Sources(Struct, kw_only=True):
     is_connected: Callable[[], bool]
     reconnects: Callable[[], int]
     bus_errors: Callable[[], int]
+    alerts: Callable[[], Alerts]
+    notifier: Notifier
 
 
 class PoolMetrics(Collector):
@@ -302,6 +306,9 @@ class PoolMetrics(Collector):
         ]
 
     def _process(self) -> list[Metric]:
+        firing: Counter[tuple[str, ...]] = Counter(
+            (one.fact.rule, one.fact.severity.value) for one in list(self._from.alerts().firing.values())
+        )
         path = self._from.log_path
         disk = shutil.disk_usage(path.parent)
         return [
@@ -313,6 +320,9 @@ class PoolMetrics(Collector):
                 "1 for the process that decides, 0 for a standby.",
                 int(self._from.is_active()),
             ),
+            _labelled("apportion_alerts_firing", "Alerts that are raised, by rule.", ["rule", "severity"], firing),
+            _counter("apportion_alerts_delivered", "To a webhook or Alertmanager.", self._from.notifier.delivered),
+            _counter("apportion_alerts_undelivered", "Given up.", self._from.notifier.failed),
         ]
 
 

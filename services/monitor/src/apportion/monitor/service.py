@@ -15,11 +15,12 @@ from apportion.contracts import subjects
 from apportion.contracts.fields import PLAIN
 from apportion.contracts.ids import JobId, tenant_of_job
 from apportion.monitor import schemas, sql
+from apportion.monitor.alerts import Alerts, silenced_by
 from apportion.monitor.auditing import Recorder
 from apportion.monitor.hearing import Skews
 from apportion.monitor.log import Answer, EventLog, LogError
 from apportion.monitor.replicas import Replicas
-from apportion.monitor.shown import job_shown, node_shown
+from apportion.monitor.shown import alert_shown, job_shown, node_shown
 from apportion.monitor.sql_worker import plain
 from apportion.monitor.writer import LogWriter
 from apportion.pool.state import JobState, Pool
@@ -82,6 +83,7 @@ class QueryService:
         writer: LogWriter,
         recorder: Recorder,
         pool: Callable[[], Pool],
+        alerts: Callable[[], Alerts],
         skews: Skews,
         clock: Clock,
     ) -> None:
@@ -91,6 +93,7 @@ class QueryService:
         self._writer = writer
         self._recorder = recorder
         self._pool = pool
+        self._alerts = alerts
         self._skews = skews
         self._clock = clock
         self._slots = asyncio.Semaphore(QUESTIONS_AT_ONCE)
@@ -104,6 +107,7 @@ class QueryService:
             ("jobs", _handler(JobsAsked, self.jobs)),
             ("job", _handler(JobAsked, self.job)),
             ("nodes", _handler(NothingAsked, self.nodes)),
+            ("alerts", _handler(NothingAsked, self.alerts)),
             ("status", _handler(NothingAsked, self.status)),
             ("schemas", _handler(SchemasAsked, self.schemas)),
             ("asyncapi", _handler(NothingAsked, self.asyncapi)),
@@ -211,6 +215,21 @@ class QueryService:
             for node_id, node in sorted(pool.nodes.items())
         ]
         return {"as_of": _as_of(pool), "frozen": pool.frozen, "nodes": shown}
+
+    async def alerts(self, asked: NothingAsked) -> dict[str, Any]:
+        """``alerts`` that are firing, the newest first, with who looks at them; and the ``silences`` in force."""
+        del asked
+        alerts, now = self._alerts(), self._clock.now()
+        shown = [
+            alert_shown(firing, silenced_by(alerts, firing.fact.rule, firing.fact.about, now), now)
+            for firing in sorted(alerts.firing.values(), key=lambda one: -one.raised_seq)
+        ]
+        silences = [
+            {"rule": one.rule, "about": one.about, "until_at": one.until_at, "actor": one.actor, "reason": one.reason}
+            for _, one in sorted(alerts.silences.items())
+            if one.until_at > now
+        ]
+        return {"as_of": _as_of(self._pool()), "alerts": shown, "silences": silences}
 
     async def status(self, asked: NothingAsked) -> dict[str, Any]:
         """How far the log stands behind the bus, the head of its chain, and how many of each type it holds."""

@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 
 from apportion.contracts.codec import encode_body
+from apportion.contracts.events import AlertSilenced
+from apportion.monitor.alerts import Firing
 from apportion.pool.state import JobState, JobView, NodeView, Pool, RunView
 
 
@@ -92,4 +94,24 @@ def node_shown(node: NodeView) -> dict[str, Any]:
             }
             for view in sorted(node.devices.values(), key=lambda view: view.device.index)
         ],
+    }
+
+
+def alert_shown(firing: Firing, silence: AlertSilenced | None, now: int) -> dict[str, Any]:
+    """An alert that fires: what, since when, and whether somebody looks at it or nobody is told."""
+    seen = firing.acknowledged if firing.acknowledged is not None and firing.acknowledged.until_at > now else None
+    return {
+        "rule": firing.fact.rule,
+        "about": firing.fact.about,
+        "severity": firing.fact.severity.value,
+        "value": firing.fact.value,
+        "threshold": firing.fact.threshold,
+        "unit": firing.fact.unit,
+        "summary": firing.fact.summary,
+        "action": firing.fact.action,
+        "raised_at": firing.raised_at,
+        "raised_seq": firing.raised_seq,
+        "state": "silenced" if silence is not None else "firing" if seen is None else "acknowledged",
+        "by": silence.actor if silence is not None else "" if seen is None else seen.actor,
+        "until_at": silence.until_at if silence is not None else None if seen is None else seen.until_at,
     }

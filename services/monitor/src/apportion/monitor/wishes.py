@@ -12,6 +12,7 @@ from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.envelope import Entry, Undecodable
 from apportion.contracts.ids import NodeId, RunId, TenantId
+from apportion.monitor.alerts import Alerts, Rule, key_of
 from apportion.pool.state import NodeState, Pool, RunState, run_of
 
 RUNS_NAMED_MAX: Final = 100
@@ -48,6 +49,8 @@ class Situation(Struct, kw_only=True):
     watched: int
     """How many nodes could be silent."""
     frozen_ms: int
+    alerts: Alerts
+    rules: tuple[Rule, ...]
 
 
 def asked_of_us(entry: Entry) -> AskedWish | None:
@@ -116,6 +119,8 @@ def _answer(asked: AskedWish, situation: Situation, now: int) -> ev.Fact:
         return _charged(asked, event, now)
     if isinstance(event, ev.IsolationTestRequested):
         return _isolation_test(asked, event, situation.pool)
+    if isinstance(event, ev.AlertAcknowledgeRequested | ev.AlertSilenceRequested):
+        return _of_alert(asked, event, situation, now)
     return _of_node(asked, event, situation.cordons, now)
 
 
@@ -133,6 +138,45 @@ def _thawed(asked: AskedWish, event: ev.ControlPlaneThawRequested, situation: Si
         answers=asked.seq,
         caused_by=asked.event_id,
     )
+
+
+def _of_alert(
+    asked: AskedWish,
+    event: ev.AlertAcknowledgeRequested | ev.AlertSilenceRequested,
+    situation: Situation,
+    now: int,
+) -> ev.Fact:
+    if event.rule not in {rule.name for rule in situation.rules}:
+        rules = ", ".join(rule.name for rule in situation.rules)
+        return _rejected(asked, Refusal.ALERT_NOT_FOUND, field="rule", expected=f"one of {rules}", found=event.rule)
+    key = key_of(event.rule, event.about)
+    until_at = now + event.for_s * NS_PER_S
+    actor = asked.actor or asked.tenant
+    match event:
+        case ev.AlertAcknowledgeRequested():
+            if key not in situation.alerts.firing:
+                return _rejected(
+                    asked, Refusal.ALERT_NOT_FOUND, field="about", expected="an alert that is firing", found=key
+                )
+            return ev.AlertAcknowledged(
+                rule=event.rule,
+                about=event.about,
+                until_at=until_at,
+                actor=actor,
+                reason=event.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
+        case ev.AlertSilenceRequested():
+            return ev.AlertSilenced(
+                rule=event.rule,
+                about=event.about,
+                until_at=until_at,
+                actor=actor,
+                reason=event.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
 
 
 def _charged(asked: AskedWish, event: ev.RateCardChangeRequested, now: int) -> ev.Fact:
@@ -309,6 +353,9 @@ def _judgement(situation: Situation, asked: AskedWish, answer: ev.Fact) -> ev.No
             said = f"{answer.device_uuid} is tried in mode {answer.mode}, and takes no new run until that is over."
             waits = f"It begins once the device's runs, {busy} now, have ended." if busy else "It begins at once."
             return replace(judged, node_id=node_id, would=(said, waits))
+        case ev.AlertAcknowledged() | ev.AlertSilenced():
+            what = "Nobody is told of it" if isinstance(answer, ev.AlertSilenced) else "It counts as seen"
+            return replace(judged, would=(f"{what} until {answer.until_at} (ns since the Unix epoch).",))
         case ev.ControlPlaneThawed():
             lost = ", ".join(answer.presumed_lost) or "none"
             return replace(judged, would=(f"Placing goes on. Fenced once their lease has ended: {lost}.",))
@@ -349,5 +396,6 @@ _MESSAGES: Final = {
     Refusal.NODE_STATE: "the node is not in a state in which this can be done",
     Refusal.FIELD_INVALID: "the wish can't be done as it is written",
     Refusal.FIELD_CONFLICT: "the wish contradicts itself",
+    Refusal.ALERT_NOT_FOUND: "no such alert",
     Refusal.POOL_STATE: "the pool is not in a state in which this can be done",
 }
