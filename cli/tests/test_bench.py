@@ -43,9 +43,26 @@ def test_the_figures_are_one_json_object(trace: Path) -> None:
     assert found["declined"] == 0
 
 
+@pytest.mark.parametrize("churn", [[], ["--churn", "100"]])
+def test_two_dimensions_and_churn_are_measured_on_the_services_rules(trace: Path, churn: list[str]) -> None:
+    """The same object, with what is allocated of memory and what was served beside it."""
+    asked = ["--trace", str(trace), "--dimensions", "2", "--seeds", "2", "-o", "json", *churn]
+    shown = CliRunner().invoke(cli, ["bench", "placement", *asked])
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    assert (found["dimensions"], found["learn"]) == (2, True)
+    assert 0 < found["served_pct"] <= 100
+    assert all(0 < share <= 100 for share in found["memory_allocated_pct"].values())
+    assert set(found["memory_allocated_pct"]) == set(found["allocated_pct"])
+    again = json.loads(CliRunner().invoke(cli, ["bench", "placement", *asked]).stdout)
+    assert again["allocated_pct"] == found["allocated_pct"], "a seed is a run"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
+        (["--dimensions", "2", "--policy", "random"], Exit.USAGE, "expected one of"),
+        (["--dimensions", "2", "--mix", "default"], Exit.USAGE, "the mix is learned"),
         (["--policy", "wishful"], Exit.USAGE, "expected one of"),
         (["--variant", "missing"], Exit.NOT_FOUND, "openb_pod_list_missing.csv"),
     ],

@@ -55,7 +55,7 @@ def _own(policy: str, part: str, value: int) -> str:
             return f"room for {_devices(amount)} of the usual demand lost"
         case "headroom", "bids":
             return f"{_devices(amount)} bid for what is scarce" if value else ""
-        case "gradient", "weight":
+        case "fragmentation_gradient", "weight":
             return f"{value} of 100 points for keeping fragments few"
         case _, "bids":
             return "" if not value else f"bids {value}"
