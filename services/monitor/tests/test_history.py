@@ -90,8 +90,8 @@ def test_rows_are_read_as_the_messages_that_they_were(path: Path) -> None:
 def test_every_moment_is_the_fold_of_what_came_before(path: Path) -> None:
     """First without folds on disk, then with all of them, and with any one damaged."""
     for _ in range(2):
-        for seq in range(13):
-            with History.open(path) as history:
+        with History.open(path) as history:
+            for seq in range(13):
                 assert history.at_seq(seq) == folded(path, seq)
     kept = sorted(path.with_suffix(".folds").rglob("*.fold"))
     assert [int(fold.stem) for fold in kept] == [3, 6, 9, 12]

@@ -21,7 +21,7 @@ _SECTIONS: Final = (
     ("Share it out", ("queue", "policy")),
     ("Care for nodes", ("alerts", "cordon", "drain", "uncordon", "thaw")),
     ("Who is let in", ("keys",)),
-    ("Prove it", ("isolation", "audit", "sql", "log", "replay", "usage", "rates")),
+    ("Prove it", ("isolation", "audit", "sql", "log", "replay", "usage", "rates", "whatif", "simulate")),
     ("Measure", ("bench",)),
     ("Mend", ("dlq", "restore")),
     ("About", ("config", "paths", "version")),
@@ -99,6 +99,7 @@ def outcome(arguments: list[str] | None = None) -> int:
         pool_commands,
         queue_commands,
         usage_commands,
+        whatif_commands,
         wish_commands,
     )
 

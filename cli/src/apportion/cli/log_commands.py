@@ -185,7 +185,7 @@ def replay(
             hint="apportion replay --at -15m",
         )
     place = place_of(data_dir, pool, bus_url)
-    path, folds = (Path(file), None) if file else (log_to_read(place), _folds_of(place))
+    path, folds = (Path(file), None) if file else (log_to_read(place), folds_of(place))
     if verify_it:
         return _verify(path, output)
     if at is not None:
@@ -241,7 +241,7 @@ def _play(path: Path, folds: Path | None, *, span: tuple[str, str | None], speed
             print(past.headline(history.at_seq(last)))
 
 
-def _folds_of(place: "Place") -> Path:
+def folds_of(place: "Place") -> Path:
     """Where folds of the pool's log are kept, whichever copy of it is read."""
     return _log_of(place).with_suffix(".folds")
 

@@ -61,6 +61,12 @@ def read(path: Path, since: str | None, until: str | None) -> Period:
     return Period(path=path, begin=begin, end=min(end, last_at), segments=segments, cards=cards)
 
 
+def cards_in(path: Path) -> tuple[Card, ...]:
+    """Every rate card of a log that nobody writes."""
+    with own_questions(path) as ask:
+        return metering.cards_of(ask(metering.CARDS))
+
+
 def rows(period: Period, by: Sequence[str]) -> list[dict[str, Any]]:
     """One object a group, by its keys; whole numbers."""
     sums = metering.summed(period.segments, by, period.begin, period.end, period.cards)

@@ -588,10 +588,17 @@ def own_questions(path: Path) -> Iterator[Callable[[str], list[tuple[Any, ...]]]
     Raises LogUnavailable.
     """
     connection = open_read_only(path)
+    made: set[str] = set()
+
+    def ask(question: str) -> list[tuple[Any, ...]]:
+        for name, text in views_in(question):
+            if name not in made:
+                connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
+                made.add(name)
+        return connection.execute(question).fetchall()
+
     try:
-        for name, text in views():
-            connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
-        yield lambda question: connection.execute(question).fetchall()
+        yield ask
     finally:
         connection.close()
 
