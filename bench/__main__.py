@@ -8,6 +8,7 @@ import sys
 
 from bench import (
     admission_memory,
+    admission_rate,
     chain,
     decode_rate,
     failover,
@@ -28,6 +29,7 @@ if __name__ == "__main__":
         ("decode_rate", decode_rate),
         ("hostile_half", hostile_half),
         ("admission_memory", admission_memory),
+        ("admission_rate", admission_rate),
         ("failover", failover),
     ):
         sys.stdout.write(f"# bench.{name}: {(measurement.__doc__ or '').splitlines()[0]}\n")
