@@ -114,6 +114,8 @@ class Round:
         self._rankings: dict[Demand, Ranking] = {}
         self.books = Books(state.pool.queues)
         self._past: dict[str, Amounts] = {}
+        self._turns: dict[str, tuple[int, int]] = {}
+        """Whose turn it is when, until something of theirs is placed."""
         self._free: dict[tuple[str, ...], tuple[int, dict[str, int]]] = {}
 
     def run(self) -> None:
@@ -215,6 +217,9 @@ class Round:
                 self._reserve(line.shape.demand, job, found)
                 continue
             self._state_placed(job, line.shape.demand, found)
+            self._turns.pop(f"{line.shape.queue}/{job.tenant}", None)
+            for view in self.books.lineage(line.shape.queue):
+                self._turns.pop(view.queue_id, None)
             line.at += 1
             self._skip_early(line)
             if line.at < len(line.keys):
@@ -238,6 +243,12 @@ class Round:
 
     def _turn_of(self, name: str) -> tuple[int, int]:
         """When it is the turn of a queue, or of ``<queue>/<tenant>``, as the round has it now."""
+        found = self._turns.get(name)
+        if found is None:
+            found = self._turns[name] = self._share_of(name)
+        return found
+
+    def _share_of(self, name: str) -> tuple[int, int]:
         state = self.state
         queue, _, tenant = name.partition("/")
         view = state.pool.queues.get(QueueId(queue))
