@@ -571,7 +571,10 @@ class RateCardChangeRequested(Wish, frozen=True, kw_only=True, tag="RateCardChan
 
 
 class IsolationTestRequested(Wish, frozen=True, kw_only=True, tag="IsolationTestRequested.v1"):
-    """An operator asks that slices of a device are tried against each other. By IsolationTestStarted or a rejection."""
+    """An operator asks that slices of a device are tried against each other.
+
+    Answered by IsolationTestStarted or NodeWishRejected.
+    """
 
     ANSWERED_BY: ClassVar[Author] = MONITOR
     node_id: Name
