@@ -129,7 +129,7 @@ async def a_node(directory: Path) -> AsyncIterator[Node]:
                 watchdog = Watchdog(devices, session_of=session_leaders(processes))
                 mps = Mps(devices, watchdog, directory=directory / "mps", path=path, env=env)
                 enforcers: dict[Mode, Enforcer] = {
-                    Mode.EXCLUSIVE: Exclusive(devices, end_idle_mps=mps.end_idle),
+                    Mode.EXCLUSIVE: Exclusive(devices, end_idle_mps=mps.end_idle, directory=directory / "exclusive"),
                     Mode.MPS: mps,
                     Mode.TIMESLICE: TimeSlice(devices, watchdog),
                 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.e2e
 
 
 def test_an_agent_killed_at_random_moments_loses_nothing_and_leaves_nothing() -> None:

@@ -56,7 +56,7 @@ class Bench:
         self.watchdog = Watchdog(devices, session_of=self.sessions.get)
         self.directory = directory
         self.mps = self.an_mps()
-        self.exclusive = Exclusive(devices, end_idle_mps=self.mps.end_idle)
+        self.exclusive = Exclusive(devices, end_idle_mps=self.mps.end_idle, directory=directory / "exclusive")
         self.inventory = inventory_of(devices, path=self.path, is_simulated=True)
         self.slices = Slices(
             devices,
@@ -181,6 +181,20 @@ async def test_a_second_owner_does_not_open_the_firsts_device(bench: Bench) -> N
         await bench.slices.apply(B, (piece,))
     await bench.slices.release(B, (piece,))
     assert bench.devices.compute_mode(bench.uuid) == COMPUTE_MODE_EXCLUSIVE
+
+
+async def test_a_new_agent_opens_what_a_dead_one_had_closed_for_nobody(bench: Bench) -> None:
+    """It died between closing the device and starting the run, and the run was cancelled meanwhile."""
+    await bench.slices.apply(A, (bench.a_slice(Mode.EXCLUSIVE),))
+
+    def successor() -> Exclusive:
+        return Exclusive(bench.devices, end_idle_mps=bench.mps.end_idle, directory=bench.directory / "exclusive")
+
+    await successor().reconcile({A})
+    assert bench.devices.compute_mode(bench.uuid) == COMPUTE_MODE_EXCLUSIVE
+    await successor().reconcile(())
+    assert bench.devices.compute_mode(bench.uuid) == COMPUTE_MODE_DEFAULT
+    assert list((bench.directory / "exclusive").iterdir()) == []
 
 
 async def test_a_mode_that_is_not_there_is_refused(bench: Bench) -> None:

@@ -68,7 +68,7 @@ class Agent:
         watchdog = Watchdog(self.devices, session_of=session_leaders(self.processes))
         self.mps = Mps(self.devices, watchdog, directory=world.root / "mps", path=path, env=node_env)
         enforcers: dict[Mode, Enforcer] = {
-            Mode.EXCLUSIVE: Exclusive(self.devices, end_idle_mps=self.mps.end_idle),
+            Mode.EXCLUSIVE: Exclusive(self.devices, end_idle_mps=self.mps.end_idle, directory=world.root / "exclusive"),
             Mode.MPS: self.mps,
             Mode.TIMESLICE: TimeSlice(self.devices, watchdog),
         }

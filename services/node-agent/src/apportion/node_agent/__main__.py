@@ -138,8 +138,9 @@ class Agent:
                 env={"HOME": "/", **self._node_env()},
                 partitions=self._partitions(inventory),
             )
+            exclusive = Exclusive(devices, end_idle_mps=mps.end_idle, directory=self._state_dir / "exclusive")
             enforcers: dict[Mode, Enforcer] = {
-                Mode.EXCLUSIVE: Exclusive(devices, end_idle_mps=mps.end_idle),
+                Mode.EXCLUSIVE: exclusive,
                 Mode.MIG: mig,
                 Mode.MPS: mps,
                 Mode.TIMESLICE: TimeSlice(devices, watchdog),
@@ -205,7 +206,9 @@ class Agent:
             health.begin()
             adopted = await shell.adopt(reactor.session)
             # What an earlier agent made for a run that doesn't live goes before anything new is made.
-            left = await mig.reconcile({one.run_id for one in adopted.found if one.started is not None})
+            live = {one.run_id for one in adopted.found if one.started is not None}
+            left = await mig.reconcile(live)
+            await exclusive.reconcile(live)
             await mps.recover(shell.mps_devices())
             reactor.feed(adopted)
             background = {

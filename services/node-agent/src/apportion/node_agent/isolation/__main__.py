@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from apportion.contracts.causes import IsolationFinding, IsolationTest, Mode
 from apportion.contracts.events import IsolationVerdict
@@ -47,6 +48,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--kernels", type=int, default=0, help="in a round; 0: 20 simulated, 5000 on hardware")
     parser.add_argument("--test", choices=[str(test) for test in IsolationTest], action="append")
+    # Standard output is for the result alone.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     verdicts = asyncio.run(run(parser.parse_args()))
     for verdict in verdicts:
         print(msgspec.json.encode(verdict).decode())
@@ -68,7 +71,7 @@ async def run(arguments: argparse.Namespace) -> tuple[IsolationVerdict, ...]:
         watchdog = Watchdog(devices, session_of=lambda _: None)
         mps = Mps(devices, watchdog, directory=directory / "mps", path=path, env={"HOME": "/", **node_env})
         enforcers: dict[Mode, Enforcer] = {
-            Mode.EXCLUSIVE: Exclusive(devices, end_idle_mps=mps.end_idle),
+            Mode.EXCLUSIVE: Exclusive(devices, end_idle_mps=mps.end_idle, directory=directory / "exclusive"),
             Mode.MIG: Mig(devices, watchdog, directory=directory / "mig"),
             Mode.MPS: mps,
             Mode.TIMESLICE: TimeSlice(devices, watchdog),

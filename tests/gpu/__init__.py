@@ -1,0 +1,1 @@
+"""What only a real board can show. Skipped, with a printed reason, where there is none."""
