@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, RunCause
+from apportion.contracts.causes import Mode, RunCause, ServiceClass, StopCause
 from apportion.contracts.envelope import Basis, Entry, Stream, Undecodable
 from apportion.contracts.ids import (
     ADMISSION,
@@ -72,6 +72,11 @@ class Checker:
         self.ended_at: dict[JobId, int] = {}
         self.answers: Counter[tuple[str, int]] = Counter()
         self.wishes: dict[int, Entry] = {}
+        self.claims: dict[JobId, ev.PreemptionDecided] = {}
+        """By the job for which others were stopped."""
+        self.stopped_for: set[tuple[JobId, JobId]] = set()
+        self.told: set[RunId] = set()
+        self.placed_seq: dict[RunId, int] = {}
         self.limits: dict[QueueId, ev.QueueUpserted] = {}
         self.cores: dict[Author, list[int]] = {}
         self.last_author_claim: dict[Author, int] = {}
@@ -105,6 +110,7 @@ class Checker:
                 for run_id in [r for r, p in self.holding.items() if p.node_id == event.node_id]:
                     self._free(run_id)
             case ev.RunPlaced():
+                self.placed_seq[event.run_id] = entry.seq
                 self._placed(event)
             case ev.RunReleased():
                 self._once("released", event.run_id)
@@ -115,6 +121,10 @@ class Checker:
                 must(self.processes[event.run_id] == 1, "a stated start is a process", event)
             case ev.RunFinished():
                 self._once("finished", event.run_id)
+            case ev.PreemptionDecided():
+                self._preempted(entry, event)
+            case ev.RunStopOrdered() if event.cause is StopCause.PREEMPTED and event.actor == "service:placer":
+                must(event.run_id in self.told, "who is stopped for others was decided on", event.run_id)
             case ev.JobAdmitted():
                 must(event.job_id not in self.admitted, "a job is admitted once", event.job_id)
                 self.admitted[event.job_id] = event
@@ -199,12 +209,50 @@ class Checker:
         self.stated[what, run_id] += 1
         must(self.stated[what, run_id] == 1, f"a run is {what} once", run_id)
 
+    def _preempted(self, entry: Entry, event: ev.PreemptionDecided) -> None:
+        """Only for a class that comes first, only who agreed to it and had a moment at least, and gangs whole."""
+        must(event.job_id in self.admitted, "others are stopped for admitted jobs", event.job_id)
+        ranks = list(ServiceClass)
+        mine = ranks.index(self.admitted[event.job_id].spec.service_class)
+        before = self.claims.get(event.job_id)
+        must(
+            before is None or not self.holding.keys() & set(before.runs),
+            "nobody more is stopped while victims have not left",
+            event.job_id,
+        )
+        for victim in event.victims:
+            spec = self.admitted[victim].spec
+            must(spec.preemptible, "only those who agreed are stopped for others", victim)
+            must(ranks.index(spec.service_class) > mine, "only those of a class that comes after", event.job_id, victim)
+            must((victim, event.job_id) not in self.stopped_for, "nobody is stopped for whom it was stopped", victim)
+            self.stopped_for.add((event.job_id, victim))
+            runs = {run_id for run_id, placed in self.holding.items() if placed.job_id == victim}
+            known = {run_id for run_id in runs if self.placed_seq[run_id] <= (entry.basis.facts if entry.basis else 0)}
+            must(known <= set(event.runs), "a gang is stopped whole", victim, known)
+        self.told |= set(event.runs)
+        self.claims[event.job_id] = event
+
+    def _slips_in(self, event: ev.RunPlaced) -> None:
+        """Whether it takes what is kept for somebody else whose victims have not left."""
+        for job_id, claim in list(self.claims.items()):
+            if job_id == event.job_id or job_id in self.terminal or job_id in self.holds:
+                del self.claims[job_id]
+            elif event.node_id in claim.nodes and self.holding.keys() & set(claim.runs):
+                one, other = self.admitted[event.job_id].spec, self.admitted[job_id].spec
+                must(
+                    (one.queue, one.devices, one.replicas) == (other.queue, other.devices, other.replicas),
+                    "nobody slips into what is kept for another",
+                    event.run_id,
+                    job_id,
+                )
+
     def _placed(self, event: ev.RunPlaced) -> None:
         must(event.run_id not in self.placed, "a run is placed once", event.run_id)
         must(event.job_id in self.admitted, "only admitted jobs are placed", event.job_id)
         must(self._has_its_turn(event.job_id), "nothing is placed before those it follows have ended", event.job_id)
         must(event.node_id not in self.avoided.get(event.job_id, ()), "a node that a job avoids gets none of it", event)
         self.placed[event.run_id] = event
+        self._slips_in(event)
         if event.node_epoch != self.epochs.get(event.node_id):
             # Stored after a fencing that the placer had not seen: it holds nothing, and must never start.
             self.void.add(event.run_id)

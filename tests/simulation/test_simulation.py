@@ -10,6 +10,7 @@ from apportion.contracts import events as ev
 from apportion.contracts.envelope import Entry
 from apportion.node_agent import core as agent_core
 from apportion.placer import core as placer_core
+from apportion.placer import evictions, preempt
 from apportion.pool import state as pool_state
 from tests.simulation.run import RunBroken, corpus, options_of, run
 from tests.simulation.world import Actor, MemoryBus, Options
@@ -56,9 +57,14 @@ def hurried(seed: int) -> Options:
     )
 
 
-def broken_within(seeds: int) -> str:
+def contested(seed: int) -> Options:
+    """A short run without faults in which all want the same few devices at once."""
+    return Options(seed=seed, nodes=2, devices=2, jobs=30, arrival_ms=60, faults=False)
+
+
+def broken_within(seeds: int, kinds: tuple[Callable[[int], Options], ...] = (small, hurried)) -> str:
     """What the first seed that breaks a rule says; fails where none does."""
-    for options in (kind(seed) for seed in range(1, seeds + 1) for kind in (small, hurried)):
+    for options in (kind(seed) for seed in range(1, seeds + 1) for kind in kinds):
         try:
             run(options)
         except RunBroken as broken:
@@ -183,6 +189,28 @@ def sizes_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pool_state, "_resized", lambda pool, entry, event: None)
 
 
+def anybody_is_stopped_for_anybody(patch: pytest.MonkeyPatch) -> None:
+    """Preemption that forgets whose class comes first: two jobs take each other's place for ever."""
+    patch.setattr(evictions, "BY_CLASS", evictions.BY_CLASS._replace(may=lambda one, other: True))
+    patch.setattr(evictions, "RULES", (evictions.BY_CLASS,))
+
+
+def what_was_freed_is_anybodys(patch: pytest.MonkeyPatch) -> None:
+    """Others are stopped, and whoever comes first takes the room."""
+    patch.setattr(evictions.Evictions, "kept_for", lambda self, node_id, shape: None)
+
+
+def gangs_lose_a_part(patch: pytest.MonkeyPatch) -> None:
+    """Only the run that is in the way is stopped, and the rest of its gang runs on."""
+    real = preempt.Planner.victims
+
+    def victims(self: Any, *args: Any, **kwargs: Any) -> Any:
+        plan = real(self, *args, **kwargs)
+        return None if plan is None else plan._replace(runs=plan.runs[:1])
+
+    patch.setattr(preempt.Planner, "victims", victims)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "bug",
@@ -205,3 +233,16 @@ def test_a_planted_bug_is_caught(bug: Callable[[pytest.MonkeyPatch], None], monk
     """A simulation that never fails proves nothing: each of these must break a rule."""
     bug(monkeypatch)
     assert broken_within(25)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [anybody_is_stopped_for_anybody, what_was_freed_is_anybodys, gangs_lose_a_part],
+    ids=lambda bug: bug.__name__,
+)
+def test_a_planted_bug_of_preemption_is_caught(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all want the same, short runs tell."""
+    bug(monkeypatch)
+    assert broken_within(25, (contested,))

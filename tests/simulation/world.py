@@ -16,7 +16,7 @@ import msgspec
 from apportion.admission import core as admission_core
 from apportion.contracts import codec, subjects
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, RunCause
+from apportion.contracts.causes import Mode, RunCause, ServiceClass
 from apportion.contracts.codec import Message
 from apportion.contracts.envelope import Basis, Entry, Stream
 from apportion.contracts.ids import (
@@ -705,6 +705,8 @@ class World:
             depends_on=self._followed(number) if rng.random() < 0.15 else (),
             time_limit_s=30 if rng.random() < 0.05 else None,
             grace_s=2,
+            # Few before the others, and those small: what is asked must come to an end although they go first.
+            service_class=rng.choice((None, None, None, None, ServiceClass.ONLINE, ServiceClass.SPOT)),
         )
         id_ = f"r{number}"
         self.wish(TenantId(f"tenant-{tenant}"), request, id_)

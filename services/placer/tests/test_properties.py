@@ -16,7 +16,7 @@ from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, T
 from apportion.contracts.testing import NOON, a_board, a_device, a_job, a_node, a_queue, as_fact
 from apportion.placer import core
 from apportion.placer.rooms import NodeRoom
-from apportion.placer.state import S, State
+from apportion.placer.state import S, State, demand_of_job
 
 MODELS: Final = ("h100-80", "a100-40", "l4-24")
 MEMORY: Final = {"h100-80": 80_000, "a100-40": 40_000, "l4-24": 24_000}
@@ -69,6 +69,12 @@ class World:
         self.held: set[JobId] = set()
         self.stopping: set[JobId] = set()
         self.ordered: set[RunId] = set()
+        self.started: dict[JobId, int] = {}
+        self.preempted: dict[JobId, ev.PreemptionDecided] = {}
+        """By the job for which others were stopped, while it waits."""
+        self.pairs: set[tuple[JobId, JobId]] = set()
+        """Who was stopped for whom, ever."""
+        self.preemptions: list[int] = []
         if config is not None:
             self.tell(ev.LeaseClaimed(author="placer", session="s1", core=core.POLICY, config=config), author="placer")
 
@@ -114,6 +120,8 @@ class World:
             "priority": 500 + (dice >> 11) % 2,
             "cpu_milli": (0, 6000)[(dice >> 12) % 2],
             "not_before_at": (0, 0, 0, self.now + 20 * S)[(dice >> 13) % 4],
+            "preemptible": (dice >> 18) % 4 > 0,
+            "min_runtime_s": (0, 0, 0, 30)[(dice >> 20) % 4],
         }
         match kind:
             case 0:
@@ -190,6 +198,7 @@ class World:
         node_id = run.node_id
         if self.live.get(run_id) == "placed" and dice % 3:
             self.live[run_id] = "started"
+            self.started.setdefault(run.job_id, self.now)
             self.tell(ev.RunStarted(run_id=run_id, node_id=node_id, pid=1, started_at=self.now))
             return
         if run_id in self.live:
@@ -211,6 +220,7 @@ class World:
         placed = [fact for fact in self.facts if isinstance(fact, ev.RunPlaced) and fact.job_id == job_id]
         attempt = max(attempt_of_run(fact.run_id) for fact in placed) + 1
         self.queued[job_id] = attempt
+        self.started.pop(job_id, None)
         self.not_before[job_id] = self.now + 5 * S
         self.tell(
             ev.JobRequeued(job_id=job_id, attempt=attempt, cause=RunCause.NODE_LOST, not_before_at=self.now + 5 * S)
@@ -351,6 +361,8 @@ class World:
                 gangs[fact.job_id] += 1
             elif isinstance(fact, ev.RunStopOrdered):
                 self.check_stop(fact)
+            elif isinstance(fact, ev.PreemptionDecided):
+                self.check_preemption(fact)
             else:
                 assert isinstance(fact, ev.JobPendingReasonChanged)
                 assert fact.job_id in self.queued
@@ -373,9 +385,35 @@ class World:
     def check_stop(self, fact: ev.RunStopOrdered) -> None:
         assert fact.run_id in self.live
         assert fact.run_id not in self.ordered, "each run is told once"
-        assert self.must_stop(fact.run_id)
+        if fact.cause is StopCause.PREEMPTED:
+            assert any(fact.run_id in decided.runs for decided in self.preempted.values())
+        else:
+            assert self.must_stop(fact.run_id)
         assert 0 <= fact.grace_s <= self.specs[self.runs[fact.run_id].job_id].spec.grace_s
         self.ordered.add(fact.run_id)
+
+    def check_preemption(self, fact: ev.PreemptionDecided) -> None:
+        """Only for a class that comes after, only whoever agreed and had its time, whole jobs, few, and never back."""
+        assert fact.job_id in self.queued
+        assert fact.job_id not in self.held
+        before = self.preempted.get(fact.job_id)
+        assert before is None or not self.runs.keys() & set(before.runs), "its victims have not left yet"
+        self.preempted[fact.job_id] = fact
+        classes = list(ServiceClass)
+        mine = classes.index(self.specs[fact.job_id].spec.service_class)
+        for victim in fact.victims:
+            spec = self.specs[victim].spec
+            assert spec.preemptible
+            assert classes.index(spec.service_class) > mine
+            assert spec.min_runtime_s == 0 or self.started.get(victim, 0) + spec.min_runtime_s * S <= self.now
+            assert (victim, fact.job_id) not in self.pairs, "whoever was stopped for it never has it stopped"
+            self.pairs.add((fact.job_id, victim))
+            runs = {run_id for run_id, run in self.runs.items() if run.job_id == victim}
+            assert runs <= self.live.keys() & set(fact.runs), "a gang is stopped whole"
+        self.preemptions += [self.now] * len(fact.victims)
+        settings = self.state.settings
+        assert 0 < len(fact.victims) <= settings.preempt_victims_max
+        assert sum(at > self.now - 60 * S for at in self.preemptions) <= settings.preempt_per_minute
 
     def check_placement(self, placed: ev.RunPlaced) -> None:
         admitted = self.specs[placed.job_id]
@@ -388,6 +426,10 @@ class World:
         assert placed.candidates[0].node_id == placed.node_id
         assert all(sum(each.parts.values()) == each.score for each in placed.candidates)
         assert placed.candidates[0].score == max(each.score for each in placed.candidates) or self.is_limited(spec)
+        self.preempted.pop(placed.job_id, None)
+        for job_id, decided in self.preempted.items():
+            if job_id in self.queued and job_id not in self.held and placed.node_id in decided.nodes:
+                assert not self.runs.keys() & set(decided.runs) or self.is_alike(placed.job_id, job_id), "slipped in"
         node = self.nodes[placed.node_id]
         assert node.is_usable
         assert placed.node_id not in spec.avoid_nodes
@@ -441,6 +483,11 @@ class World:
         taken = [unit for start, size in spans for unit in range(start, start + size)]
         assert len(taken) == len(set(taken)), "instances never overlap"
 
+    def is_alike(self, one: JobId, other: JobId) -> bool:
+        specs = self.state.pool.jobs[one], self.state.pool.jobs[other]
+        demands = [(job.spec.queue, demand_of_job(self.state, job)) for job in specs]
+        return demands[0] == demands[1]
+
     def is_limited(self, spec: ev.JobSpec) -> bool:
         return spec.queue in self.queues or self.state.settings.reserve_after_s >= 0
 
@@ -480,6 +527,8 @@ CONFIGS: Final = st.sampled_from(
         {"reserve_after_s": -1},
         {"reserve_after_s": 0},
         {"reserve_after_s": 10},
+        {"preempt_victims_max": 0},
+        {"preempt_victims_max": 2, "preempt_per_minute": 3},
         {"policy": "headroom"},
         {"policy": "fragmentation_gradient"},
         {"policy": "pack", "policy_by_queue": "side=headroom"},

@@ -50,6 +50,9 @@ def sentence(row: Row) -> str:
             return f"{_run(row)} was placed on {row['node_id']}: {_slices(body)}{_chosen(body)}"
         case "RunStarted":
             return f"{_run(row)} started on {row['node_id']} as process {body.get('pid')}{_enforced(body)}"
+        case "PreemptionDecided":
+            nodes = ", ".join(body.get("nodes", ()))
+            return f"has {', '.join(body.get('victims', ()))} stopped ({body.get('rule', '')}): kept for it is {nodes}"
         case "RunStopOrdered":
             grace = f", with {body['grace_s']} s to end by itself" if body.get("grace_s") else ""
             return f"{_run(row)} was told to stop by {row['actor']}: {_because(row, body)}{grace}"

@@ -218,6 +218,18 @@ class StopCause(StrEnum):
 
 
 @unique
+class PreemptionKind(StrEnum):
+    """By which right one job has others stopped."""
+
+    PRIORITY = "priority"
+    """Its service class comes before theirs."""
+    RECLAIM = "reclaim"
+    """Its queue takes back what is due to it."""
+    MARKET = "market"
+    """It bids more for what they hold."""
+
+
+@unique
 class Mode(StrEnum):
     """How a slice is enforced (DESIGN: a slice is three promises)."""
 

@@ -20,6 +20,7 @@ from apportion.contracts.causes import (
     Mode,
     NodeRule,
     Pending,
+    PreemptionKind,
     Pricing,
     QueueOrder,
     Refusal,
@@ -1157,6 +1158,32 @@ class RunStopOrdered(Fact, frozen=True, kw_only=True, tag="RunStopOrdered.v1"):
     reason: str = ""
 
 
+class PreemptionDecided(Fact, frozen=True, kw_only=True, tag="PreemptionDecided.v1"):
+    """Runs are told to stop so that a waiting job can be placed; what they free is kept for it. Written by placer.
+
+    In one batch with a RunStopOrdered for each run. The victims are requeued at no cost.
+    """
+
+    AUTHOR: ClassVar[Author] = PLACER
+    job_id: JobId
+    """The job that waits."""
+    kind: PreemptionKind
+    victims: tuple[JobId, ...]
+    """The jobs that are stopped, the newest first: none of them could be left out."""
+    runs: tuple[RunId, ...]
+    """All that they run."""
+    nodes: tuple[NodeId, ...]
+    """Where nothing else is placed until the job is, or until all of that is released and it does not fit."""
+    needs: dict[str, int] = {}
+    """What each of its replicas needs, and how many there are."""
+    frees: dict[str, int] = {}
+    """What the victims hold."""
+    considered: int = 0
+    """Jobs that might have been stopped."""
+    rule: str = ""
+    """Why it may, in words."""
+
+
 class JobPendingReasonChanged(Fact, frozen=True, kw_only=True, tag="JobPendingReasonChanged.v1"):
     """The job waits for this reason now. Written by placer when the reason changes, not at every round."""
 
@@ -1644,7 +1671,7 @@ JobFact = (
     | JobExpired
     | LateFactIgnored
 )
-PlacerFact = RunPlaced | RunStopOrdered | JobPendingReasonChanged
+PlacerFact = RunPlaced | RunStopOrdered | PreemptionDecided | JobPendingReasonChanged
 AgentFact = NodeRegistered | DeviceHealthChanged | RunStarted | RunFinished | RunReleased | IsolationVerdict
 MonitorFact = (
     NodeWishRejected

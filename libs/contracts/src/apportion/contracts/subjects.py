@@ -171,6 +171,7 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             | ev.JobCancelled()
             | ev.JobExpired()
             | ev.JobPendingReasonChanged()
+            | ev.PreemptionDecided()
             | ev.MigrationCompleted()
         ):
             return f"{prefix}.{job_entity(event.job_id)}"

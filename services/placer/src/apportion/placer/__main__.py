@@ -81,6 +81,12 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """Weight of waiting, from 0 to 1, in the order ``seed``."""
     seed_waiting_s: Annotated[int, Meta(ge=1, le=2_147_483_647)] = _DEFAULT.seed_waiting_s
     """Seconds of waiting that count as 1 in the order ``seed``."""
+    preempt_victims_max: Annotated[int, Meta(ge=0, le=1000)] = _DEFAULT.preempt_victims_max
+    """Jobs that may be stopped for one of a class before theirs; 0: nobody is."""
+    preempt_spares_s: Annotated[int, Meta(ge=1, le=2_147_483_647)] = _DEFAULT.preempt_spares_s
+    """Seconds after its placement in which nobody is stopped for another, whatever it asked for."""
+    preempt_per_minute: Annotated[int, Meta(ge=0, le=100_000)] = _DEFAULT.preempt_per_minute
+    """Jobs that may be stopped for others within a minute, over the pool."""
 
     def config(self) -> dict[str, int | str]:
         """The settings that decisions depend on, as the claim states them."""

@@ -15,6 +15,7 @@ from apportion.contracts.causes import StopCause
 from apportion.contracts.envelope import Entry
 from apportion.placer import fair, orders
 from apportion.placer import state as states
+from apportion.placer.evictions import next_chance
 from apportion.placer.orders import S
 from apportion.placer.policies import BUILT_IN, PolicyUnknown, policy_id, resolved
 from apportion.placer.reasons import Reason, changes
@@ -92,11 +93,15 @@ def cannot_decide(state: State) -> str | None:
 
 
 def wake_at(state: State, now: int) -> int | None:
-    """When the next job may start that asked not to start before."""
+    """When the next job may start that asked not to start before, or the next may be stopped for others."""
+    instants = []
     for at, _ in state.delayed:
         if at > now:
-            return at
-    return None
+            instants.append(at)
+            break
+    if (chance := next_chance(state, now)) is not None:
+        instants.append(chance)
+    return min(instants, default=None)
 
 
 def snapshot(state: State) -> bytes:

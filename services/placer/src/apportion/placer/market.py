@@ -140,9 +140,10 @@ class Market:
         if not self.bound:
             self._prices = {}
             return
-        free = {model: _rounded(max(0, left)) for model, left in sorted(self.free.items())}
+        # Only what there is something left of: a model whose last node went is as one that never was.
+        free = {model: _rounded(left) for model, left in sorted(self.free.items()) if left > 0}
         basis = (tasks, *free.values())
-        if self._prices is None or basis != self._basis or len(self._prices) != len(free):
+        if self._prices is None or basis != self._basis or self._prices.keys() != free.keys():
             self._basis = basis
             self._prices = self._prices_of(free, tasks)
 
@@ -150,9 +151,12 @@ class Market:
         wanted = dict.fromkeys(free, 0)
         variance = dict.fromkeys(free, 0)
         for models, milli, squared in self.bound:
-            together = sum(free.get(model, 0) for model in models)
-            for model in models:
-                if together and model in free:
+            accepted = [model for model in models if model in free]
+            if len(accepted) == len(free):
+                continue  # whatever there is will do
+            together = sum(free[model] for model in accepted)
+            for model in accepted:
+                if together:
                     wanted[model] += tasks * milli * free[model] // (together * self.total)
                     variance[model] += tasks * squared * free[model] // (together * self.total)
         return {
@@ -193,7 +197,6 @@ class Market:
 def market_of(basis: Sequence[tuple[Asked, int]], rooms: Iterable[NodeRoom]) -> Market:
     """The market of a mix over these rooms."""
     rooms = list(rooms)
-    models = {device.model for room in rooms for device in room.devices}
     several = [(one, many) for one, many in basis if one.devices > 1]
     slots = [
         _Slot(
@@ -209,11 +212,10 @@ def market_of(basis: Sequence[tuple[Asked, int]], rooms: Iterable[NodeRoom]) -> 
     ]
     bound: dict[tuple[str, ...], tuple[int, int]] = {}
     for one, many in basis:
-        accepted = tuple(model for model in one.models if model in models)
-        if one.devices and one.models and accepted and len(accepted) < len(models):
-            milli, squared = bound.get(accepted, (0, 0))
+        if one.devices and one.models:
+            milli, squared = bound.get(one.models, (0, 0))
             asked = one.devices * one.compute_milli
-            bound[accepted] = (milli + many * asked, squared + many * asked * asked)
+            bound[one.models] = (milli + many * asked, squared + many * asked * asked)
     market = Market(
         slots,
         [_Bound(accepted, *sums) for accepted, sums in sorted(bound.items())],

@@ -39,6 +39,7 @@ _BUSY: Final = frozenset(
         Pending.CONCURRENCY_CAP_REACHED,
         Pending.RESERVED_FOR_OTHER,
         Pending.WAITING_FOR_QUOTA,
+        Pending.WAITING_FOR_PREEMPTION,
     }
 )
 """Waiting for others to end, one way or another."""
@@ -78,6 +79,8 @@ def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
         return Pending.QUEUE_CORDONED
     if block.over_quota:
         return Pending.WAITING_FOR_QUOTA
+    if block.awaits:
+        return Pending.WAITING_FOR_PREEMPTION
     if block.reserved_for is not None:
         return Pending.RESERVED_FOR_OTHER
     counts = {why: count for why, count in round_.ranking(demand).counts.items() if count}
@@ -129,6 +132,14 @@ def reason_of(round_: Round, shape: Shape, block: Block) -> Reason:
                 code=code,
                 requested=requested,
                 hint=f"Queue {block.quota_of} is cordoned: nothing is placed until an operator opens it again.",
+            )
+        case Pending.WAITING_FOR_PREEMPTION:
+            return Reason(
+                code=code,
+                requested=requested,
+                blocking_ids=tuple(map(str, block.awaits[:BLOCKERS_MAX])),
+                nodes=_nodes(round_, demand),
+                hint=f"{len(block.awaits)} job(s) were told to stop for it, and what they free is kept for it.",
             )
         case Pending.RESERVED_FOR_OTHER:
             return Reason(

@@ -7,14 +7,17 @@ who wait holds once its placements have been folded, and a decision made again s
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from apportion.contracts import events as ev
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId, run_id
 from apportion.placer import fair, orders
 from apportion.placer.books import Books, charge_on, least_charge
+from apportion.placer.evictions import ATTEMPTS_MAX, Evictions
 from apportion.placer.orders import CLASS_RANK, OrderKey, S
 from apportion.placer.policies import policy_id
+from apportion.placer.preempt import Planner
 from apportion.placer.ranking import Ranking, follow
 from apportion.placer.rooms import (
     NEVER,
@@ -76,6 +79,8 @@ class Block:
     is_cordoned: bool = False
     reserved_for: JobId | None = None
     replicas_fit: int = 0
+    awaits: tuple[JobId, ...] = ()
+    """Who was told to stop for it, and has not left yet."""
 
 
 @dataclass(slots=True)
@@ -117,6 +122,8 @@ class Round:
         self._turns: dict[str, tuple[int, int]] = {}
         """Whose turn it is when, until something of theirs is placed."""
         self._free: dict[tuple[str, ...], tuple[int, dict[str, int]]] = {}
+        self._evictions = Evictions(state, now)
+        self._taken: dict[NodeId, list[tuple[Demand, tuple[int, ...], str]]] = {}
 
     def run(self) -> None:
         """Place what can be placed."""
@@ -125,8 +132,12 @@ class Round:
             for line in self.lines:
                 line.block = Block(is_frozen=True)
             return
-        while not self.is_full and self._pass():
-            pass
+        while True:
+            while not self.is_full and self._pass():
+                pass
+            # Whom others were stopped for needs nothing else kept for it, and that may let somebody else go on.
+            if self.is_full or not self._evict():
+                return
 
     def room(self, node_id: NodeId) -> NodeRoom:
         """The node as it is now."""
@@ -167,6 +178,7 @@ class Round:
                 return replace(found, replicas_fit=len(choices))
             choices.append(found)
             self._set(with_run(demand, found.room, found.fit.picks, tenant))
+            self._taken.setdefault(found.room.node_id, []).append((demand, found.fit.picks, tenant))
             self.books.charge(shape.queue, tenant, found.charge)
         self.books.charge(shape.queue, tenant, ONE_JOB)
         return choices
@@ -174,6 +186,7 @@ class Round:
     def _undo(self, shape: Shape, tenant: TenantId, choices: list[Choice]) -> None:
         for choice in reversed(choices):
             self._set(choice.room)
+            self._taken[choice.room.node_id].pop()
             self.books.charge(shape.queue, tenant, choice.charge, -1)
 
     def would_take(self, shape: Shape, job: JobView) -> bool:
@@ -200,6 +213,7 @@ class Round:
                 turns.add(line.shape.queue, line.shape.tenant, *self._head(line), number)
         turns.start()
         placed = len(self.placed)
+        given_up = False
         # A round only takes room away: who doesn't fit, doesn't fit later in this pass either.
         blocks: dict[tuple[QueueId, Demand], Block] = {}
         while (turn := turns.first()) is not None:
@@ -214,7 +228,8 @@ class Round:
             if isinstance(found, Block):
                 line.block = blocks[alike] = found
                 turns.leave()
-                self._reserve(line.shape.demand, job, found)
+                given_up = self._evictions.blocked(line.shape) or given_up
+                self._reserve(line.shape, job, found)
                 continue
             self._state_placed(job, line.shape.demand, found)
             self._turns.pop(f"{line.shape.queue}/{job.tenant}", None)
@@ -226,7 +241,53 @@ class Round:
                 turns.go_on(*self._head(line))
             else:
                 turns.leave()
-        return len(self.placed) > placed
+        return len(self.placed) > placed or given_up
+
+    def _evict(self) -> bool:
+        """Have others stopped for those that are blocked, in order, where somebody may be; True where somebody is."""
+        before = len(self.facts)
+        jobs = self.state.pool.jobs
+        heads = [
+            (line.keys[line.at], number, line.at)
+            for number, line in enumerate(self.lines)
+            if line.block is not None and line.block.quota_of is None and line.at < len(line.keys)
+        ]
+        heapify(heads)
+        failed = 0
+        while heads and failed < ATTEMPTS_MAX:
+            key, number, at = heappop(heads)
+            line, job = self.lines[number], jobs[key[3]]
+            if not self._evictions.is_awaited(job) and not self._evict_for(line, job):
+                failed += self._evictions.may_have_victims(job)
+                continue
+            # Those behind it in the line are helped as well.
+            while (at := at + 1) < len(line.keys):
+                if jobs[line.keys[at][3]].not_before_at <= self.now:
+                    heappush(heads, (line.keys[at], number, at))
+                    break
+        for line in self.lines:
+            if line.block is not None and (awaited := self._evictions.awaited(line.shape)):
+                line.block = replace(line.block, awaits=awaited)
+        return len(self.facts) > before
+
+    def _evict_for(self, line: Line, job: JobView) -> bool:
+        shape = line.shape
+        if shape.demand.replicas > GANG_MAX or not self._evictions.may_have_victims(job):
+            return False
+        facts = self._evictions.plan(
+            Planner(self.state.pool, self.room, self._taken, self.state.kinds, self.state.settings.limits),
+            job,
+            shape,
+            fits=[node_id for _, node_id in self.ranking(shape.demand).in_order()],
+            usable=lambda node_id: (
+                node_id not in shape.demand.avoid
+                and self.reserved.get(node_id, job.job_id) == job.job_id
+                and self._evictions.kept_for(node_id, shape) is None
+            ),
+            facts_left=self._limit() - len(self.facts),
+        )
+        self.facts.extend(facts)
+        return bool(facts)
 
     def _head(self, line: Line) -> tuple[OrderKey, int]:
         """Where the first of the line stands in its queue, and its class where that goes before shares."""
@@ -291,6 +352,9 @@ class Round:
 
         def is_allowed(room: NodeRoom, fit: Fit) -> bool:
             nonlocal over, reserved_for
+            if (kept_for := self._evictions.kept_for(room.node_id, shape)) is not None:
+                reserved_for = kept_for
+                return False
             if room.node_id in self.reserved:
                 reserved_for = self.reserved[room.node_id]
                 return False
@@ -333,20 +397,23 @@ class Round:
         self._bases[demand] = found
         return found
 
-    def _reserve(self, demand: Demand, job: JobView, block: Block) -> None:
+    def _reserve(self, shape: Shape, job: JobView, block: Block) -> None:
         """Keep nodes for the first job that has been blocked for long: those nearest to hosting it.
 
         Nothing new goes where it waits, so the nearest only get nearer as runs end, and its wait is bounded by theirs.
         """
         after = self.state.settings.reserve_after_s
         waiting_since = max(job.queued_at, job.not_before_at)
+        if self._evictions.is_awaited(job):
+            return
         if self.reserved or block.quota_of is not None or after < 0 or self.now - waiting_since < after * S:
             return
+        demand = shape.demand
         ranking = self.ranking(demand)
         nearest = []
         for node_id, found in ranking.looks.items():
             room = self.room(node_id)
-            if found not in NEVER and room.state is NodeState.READY:
+            if found not in NEVER and room.state is NodeState.READY and not self._evictions.kept_for(node_id, shape):
                 nearest.append((shortfall(demand, room), node_id))
         missing = demand.replicas
         kept = []
@@ -361,6 +428,7 @@ class Round:
 
     def _state_placed(self, job: JobView, demand: Demand, choices: list[Choice]) -> None:
         self.placed.append(job.job_id)
+        self._evictions.placed(job.job_id)
         policy = policy_id(self._selection.policy(demand))
         spec = job.spec
         for replica, choice in enumerate(choices):

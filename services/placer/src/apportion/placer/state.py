@@ -42,6 +42,8 @@ ENDING: Final = frozenset({JobState.STOPPING, JobState.ENDED})
 """States of a job whose live runs must stop: it may have ended while a batch that places it was on its way."""
 _LIVE: Final = frozenset({RunState.PLACED, RunState.STARTED})
 _Key = TypeVar("_Key", OrderKey, HolderKey)
+RATE_NS: Final = 60 * S
+"""The time within which preemptions are counted."""
 
 
 class Settings(Weights, frozen=True, kw_only=True):
@@ -55,6 +57,12 @@ class Settings(Weights, frozen=True, kw_only=True):
     """Who may share an MPS device: ``pool``, everybody; ``tenant``, jobs of one tenant."""
     reserve_after_s: int = 30
     """A blocked job that has waited this long has nodes kept for it; at 0 at once; below 0 never."""
+    preempt_victims_max: int = 8
+    """Jobs that are stopped for one job at most; at 0 nobody is."""
+    preempt_spares_s: int = 5
+    """Whoever was placed less than this ago is not stopped for others; so nobody is placed only to be stopped."""
+    preempt_per_minute: int = 60
+    """Jobs that are stopped for others within any minute at most, over the pool."""
     between_queues: str = "fair"
     """Whose turn it is: ``fair``, by guarantees and shares; ``classes``, by the class of who is next, then so."""
     fair_half_life_s: int = 3600
@@ -82,6 +90,14 @@ class Drain(msgspec.Struct, frozen=True):
     actor: str
     reason: str
     event_id: str
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What others were stopped for: nodes that are kept for a job, and the runs that have to leave first."""
+
+    nodes: tuple[NodeId, ...]
+    runs: tuple[RunId, ...]
+    victims: tuple[JobId, ...]
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -117,6 +133,10 @@ class Kept(msgspec.Struct, kw_only=True):
     """What was held lately: by queue, and by ``<queue>/<tenant>``."""
     durations: Durations = msgspec.field(default_factory=Durations)
     """How long its runs took lately."""
+    claims: dict[JobId, Claim] = {}
+    """Of jobs that wait, and that others were stopped for."""
+    preempted_at: list[int] = []
+    """When jobs were preempted of late, one instant each: what the rate is bounded by."""
 
 
 @dataclass(slots=True)
@@ -136,6 +156,11 @@ class State:
     """Jobs that somebody holds, or that wait for others to end, and of which that was not said yet."""
     stops: set[RunId] = field(default_factory=set)
     """Live runs that must end and were not told."""
+    evictable: dict[int, set[JobId]] = field(default_factory=dict)
+    """Running jobs that agreed to be stopped for others, by the rank of their class."""
+    protections: list[tuple[int, JobId]] = field(default_factory=list)
+    """When the protected time of each of those ends, in order."""
+    protected: dict[JobId, int] = field(default_factory=dict)
     holders: list[HolderKey] = field(default_factory=list)
     queue_holders: dict[QueueId, list[HolderKey]] = field(default_factory=dict)
     holds: dict[JobId, tuple[QueueId, HolderKey]] = field(default_factory=dict)
@@ -285,6 +310,10 @@ def evolve(state: State, entry: Entry) -> State:
                 settle(state, event.parent, entry.recorded_at)
             # Lines and their order may be others now.
             jobs.update(job_id for job_id, job in pool.jobs.items() if job.spec.queue == event.queue)
+        case ev.PreemptionDecided():
+            state.kept.claims[event.job_id] = Claim(event.nodes, event.runs, event.victims)
+            recent = [at for at in state.kept.preempted_at if at > entry.recorded_at - RATE_NS]
+            state.kept.preempted_at = recent + [entry.recorded_at] * len(event.victims)
         case _:
             pass
     _settle_jobs(state, event, jobs, entry.recorded_at)
@@ -374,6 +403,8 @@ def _count(state: State, room: NodeRoom, sign: int) -> None:
 
 def _refresh_job(state: State, job_id: JobId) -> None:
     job = state.pool.jobs.get(job_id)
+    if job is None or job.state is not JobState.QUEUED or job.hold is not None:
+        state.kept.claims.pop(job_id, None)
     _refresh_waiting(state, job_id, job)
     _refresh_holding(state, job_id, job)
     if job is None:
@@ -442,6 +473,14 @@ def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
         queue, key = before
         _remove(state.holders, key)
         _remove(state.queue_holders[queue], key)
+    for rank, jobs in state.evictable.items():
+        if job_id in jobs:
+            jobs.discard(job_id)
+            if not jobs:
+                del state.evictable[rank]
+            break
+    if (until := state.protected.pop(job_id, None)) is not None:
+        del state.protections[bisect_left(state.protections, (until, job_id))]
     if job is None:
         return
     runs = [run for run in job.runs.values() if run.holds]
@@ -453,6 +492,21 @@ def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
     state.holds[job_id] = (job.spec.queue, key)
     insort(state.holders, key)
     insort(state.queue_holders.setdefault(job.spec.queue, []), key)
+    if job.spec.preemptible and job.state is JobState.RUNNING:
+        state.evictable.setdefault(CLASS_RANK[job.spec.service_class], set()).add(job_id)
+        until = state.protected[job_id] = protected_until(job, state.settings.preempt_spares_s)
+        insort(state.protections, (until, job_id))
+
+
+def begun_at(job: JobView) -> int:
+    """When the job's attempt was placed: the newest has the least to lose."""
+    return max((run.placed_at for run in job.runs.values() if run.holds), default=0)
+
+
+def protected_until(job: JobView, spares_s: int) -> int:
+    """When the job may be stopped for another: it has had the time that it asked for, and a moment at least."""
+    asked = job.first_started_at + job.spec.min_runtime_s * S if job.first_started_at else 0
+    return max(asked, begun_at(job) + spares_s * S)
 
 
 def _remove(keys: list[_Key], key: _Key) -> None:

@@ -1,0 +1,225 @@
+"""Jobs that others are stopped for, as a round has them: what is kept for them, and for whom somebody has to go now.
+
+Nobody slips in: what a victim frees is kept for whom it was stopped for, or for one alike that stands before it in the
+same line. The keeping ends when that job is placed or no longer waits, or when all victims have left and it does not
+fit after all (a node was lost meanwhile).
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from apportion.contracts import events as ev
+from apportion.contracts.causes import PreemptionKind, StopCause
+from apportion.contracts.ids import JobId, NodeId
+from apportion.placer.orders import CLASS_RANK
+from apportion.placer.preempt import Plan, Planner, is_evictable, outranks
+from apportion.placer.rooms import Demand
+from apportion.placer.state import RATE_NS, Claim, Shape, State
+from apportion.pool.state import JobView, run_of
+
+ATTEMPTS_MAX: Final = 8
+"""Jobs of one round that others may be stopped for: the first of those that are blocked, in order."""
+ACTOR: Final = "service:placer"
+_LAST: Final = JobId("\U0010ffff")
+"""After every job's id."""
+
+
+class Rule(NamedTuple):
+    """By which right one job has another stopped."""
+
+    kind: PreemptionKind
+    may: Callable[[JobView, JobView], bool]
+    """Of the job that waits, and the one that runs. Never both ways."""
+    says: Callable[[JobView], str]
+
+
+def _ranks(job: JobView) -> str:
+    return f"class {job.spec.service_class} comes before the victims'"
+
+
+BY_CLASS: Final = Rule(PreemptionKind.PRIORITY, outranks, _ranks)
+RULES: Final = (BY_CLASS,)
+"""Tried in order; the first under which somebody may be stopped, and it is enough, is the one."""
+
+
+class Evictions:
+    """Of one round."""
+
+    def __init__(self, state: State, now: int, rules: Sequence[Rule] | None = None) -> None:
+        self._state = state
+        self._now = now
+        self._rules = RULES if rules is None else rules
+        self._kept: dict[NodeId, JobId] = {}
+        self._shapes: dict[JobId, Shape] = {}
+        self._gone: set[JobId] = set()
+        """Who was told to go in this round."""
+        self._left = state.settings.preempt_per_minute - sum(1 for at in state.kept.preempted_at if at > now - RATE_NS)
+        self._claims = {job_id: claim for job_id, claim in state.kept.claims.items() if job_id in state.waiting}
+        for job_id, claim in sorted(self._claims.items()):
+            self._shapes[job_id] = state.waiting[job_id][0]
+            for node_id in claim.nodes:
+                self._kept.setdefault(node_id, job_id)
+
+    def kept_for(self, node_id: NodeId, shape: Shape | None) -> JobId | None:
+        """For whom the node is kept, where that is nobody of this shape."""
+        if not self._kept:
+            return None
+        owner = self._kept.get(node_id)
+        return None if owner is None or self._is_alike(owner, shape) else owner
+
+    def is_awaited(self, job: JobView) -> bool:
+        """Whether others were told to stop for this job, and have not left yet."""
+        claim = self._claims.get(job.job_id)
+        return claim is not None and self._is_live(claim)
+
+    def awaited(self, shape: Shape) -> tuple[JobId, ...]:
+        """Victims that jobs of this shape wait for, and that have not left yet."""
+        found: list[JobId] = []
+        for job_id, claim in sorted(self._claims.items()):
+            if self._is_alike(job_id, shape) and self._is_live(claim):
+                found.extend(claim.victims)
+        return tuple(found)
+
+    def blocked(self, shape: Shape) -> bool:
+        """Note that a job of this shape doesn't fit; True where something was kept for it in vain, and no longer is."""
+        vain = [
+            job_id
+            for job_id, claim in self._claims.items()
+            if self._is_alike(job_id, shape) and not self._is_live(claim)
+        ]
+        for job_id in vain:
+            del self._claims[job_id]
+            self._kept = {node_id: owner for node_id, owner in self._kept.items() if owner != job_id}
+        return bool(vain)
+
+    def placed(self, job_id: JobId) -> None:
+        """Note that the job has its slices: nothing more is kept for it."""
+        if self._claims.pop(job_id, None) is not None:
+            self._kept = {node_id: owner for node_id, owner in self._kept.items() if owner != job_id}
+
+    def may_have_victims(self, job: JobView) -> bool:
+        """Whether it is worth looking: somebody runs who might have to go for it."""
+        if self._state.settings.preempt_victims_max <= 0:
+            return False
+        rank = CLASS_RANK[job.spec.service_class]
+        return any(jobs for other, jobs in self._state.evictable.items() if other > rank)
+
+    def plan(
+        self,
+        planner: Planner,
+        job: JobView,
+        shape: Shape,
+        *,
+        fits: Iterable[NodeId],
+        usable: Callable[[NodeId], bool],
+        facts_left: int,
+    ) -> list[ev.Fact]:
+        """The facts by which others are stopped for the job; nothing where nobody may be, or it would not help."""
+        state = self._state
+        victims_max = min(self._state.settings.preempt_victims_max, self._left)
+        fits = list(fits)
+        for rule in self._rules:
+            found = planner.victims(
+                shape.demand,
+                sorted(job_id for jobs in self._state.evictable.values() for job_id in jobs),
+                lambda other, rule=rule: (  # type: ignore[misc]  # a default, so that each turn has its own rule
+                    other.job_id not in self._gone
+                    and is_evictable(other, self._now, state.settings.preempt_spares_s)
+                    and rule.may(job, other)
+                ),
+                usable=usable,
+                fits=fits,
+                victims_max=victims_max,
+            )
+            if found is not None and len(found.runs) < facts_left:
+                self._gone.update(found.victims)
+                self._left -= len(found.victims)
+                self._shapes[job.job_id] = shape
+                run_ids = tuple(run.run_id for run in found.runs)
+                self._claims[job.job_id] = Claim(found.nodes, run_ids, found.victims)
+                for node_id in found.nodes:
+                    self._kept.setdefault(node_id, job.job_id)
+                return _facts(self._state, job, shape.demand, rule, found)
+        return []
+
+    def _is_alike(self, job_id: JobId, shape: Shape | None) -> bool:
+        mine = self._shapes[job_id]
+        return shape is not None and (mine.queue, mine.demand) == (shape.queue, shape.demand)
+
+    def _is_live(self, claim: Claim) -> bool:
+        for run_id in claim.runs:
+            run = run_of(self._state.pool, run_id)
+            if run is not None and run.holds:
+                return True
+        return False
+
+
+def next_chance(state: State, now: int) -> int | None:
+    """When time alone may let a waiting job have others stopped: protected time ends, or the rate allows more."""
+    settings = state.settings
+    if settings.preempt_victims_max <= 0 or not state.groups or state.pool.frozen:
+        return None
+    ranks = [rank for rank, jobs in state.evictable.items() if jobs]
+    firsts = (state.pool.jobs[group.keys[0][3]] for group in state.groups.values())
+    if not ranks or all(CLASS_RANK[job.spec.service_class] >= max(ranks) for job in firsts):
+        return None
+    instants = []
+    at = bisect_right(state.protections, (now, _LAST))
+    if at < len(state.protections):
+        instants.append(state.protections[at][0])
+    recent = sorted(at for at in state.kept.preempted_at if at > now - RATE_NS)
+    if recent and len(recent) >= settings.preempt_per_minute:
+        instants.append(recent[0] + RATE_NS)
+    return min(instants, default=None)
+
+
+def _facts(state: State, job: JobView, demand: Demand, rule: Rule, plan: Plan) -> list[ev.Fact]:
+    frees = {
+        "compute_milli": sum(piece.compute_milli for run in plan.runs for piece in run.slices),
+        "memory_mib": sum(piece.memory_mib for run in plan.runs for piece in run.slices),
+        "cpu_milli": sum(run.cpu_milli for run in plan.runs),
+        "host_memory_mib": sum(run.host_memory_mib for run in plan.runs),
+    }
+    needs = {
+        "replicas": demand.replicas,
+        "devices": demand.devices,
+        "compute_milli": demand.compute_milli,
+        "memory_mib": demand.memory_mib,
+        "cpu_milli": demand.cpu_milli,
+        "host_memory_mib": demand.host_memory_mib,
+    }
+    needs = {name: amount for name, amount in needs.items() if amount}
+    asked = ", ".join(f"{name} {amount}" for name, amount in needs.items())
+    count = len(plan.victims)
+    reason = (
+        f"for {job.job_id} (attempt {job.attempt}), which needs {asked}: {rule.says(job)}; "
+        f"the smallest set that is enough, {count} of {plan.considered} jobs that may be stopped"
+    )
+    facts: list[ev.Fact] = [
+        ev.PreemptionDecided(
+            caused_by=job.last_event,
+            job_id=job.job_id,
+            kind=rule.kind,
+            victims=plan.victims,
+            runs=tuple(run.run_id for run in plan.runs),
+            nodes=plan.nodes,
+            needs=needs,
+            frees={name: amount for name, amount in frees.items() if amount},
+            considered=plan.considered,
+            rule=rule.says(job),
+        )
+    ]
+    facts.extend(
+        ev.RunStopOrdered(
+            caused_by=job.last_event,
+            run_id=run.run_id,
+            node_id=run.node_id,
+            cause=StopCause.PREEMPTED,
+            grace_s=state.pool.jobs[run.job_id].spec.grace_s,
+            actor=ACTOR,
+            reason=reason,
+        )
+        for run in plan.runs
+    )
+    return facts
