@@ -15,6 +15,7 @@ from bench import (
     freshness,
     history,
     hostile_half,
+    sizing,
     spawn_rate,
     start_latency,
 )
@@ -28,6 +29,7 @@ if __name__ == "__main__":
         ("start_latency", start_latency),
         ("decode_rate", decode_rate),
         ("hostile_half", hostile_half),
+        ("sizing", sizing),
         ("admission_memory", admission_memory),
         ("admission_rate", admission_rate),
         ("failover", failover),

@@ -56,7 +56,7 @@ def test_one_model_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(arguments) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["parts"]["kv_cache"] == 8192
-    assert answer["method"] == "analytic-v1/known/none"
+    assert answer["method"] == "analytic-v2/known/none"
 
 
 def test_one_model_is_printed_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,3 +101,11 @@ def test_it_runs_as_a_module() -> None:
         check=True,
     )
     assert json.loads(done.stdout)["params_millions"] == 9242
+
+
+def test_a_field_that_is_named_twice_is_no_answer() -> None:
+    """One of the two values would be passed over, and nobody could say which was meant."""
+    (line,) = size_lines(['{"model": {"name": "llama-3.1-8b", "batch": 2, "batch": 3}}'])
+    assert json.loads(line) == {
+        "line": 1, "error": {"path": "batch", "expected": "each field once", "found": "it twice"}
+    }  # fmt: skip

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
@@ -40,6 +41,8 @@ def _answer(line: str | bytes, number: int) -> object:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         text = line.decode(errors="replace") if isinstance(line, bytes) else line
         return _error(number, path="", expected=f"JSON ({err})", found=text.strip()[:200])
+    if (twice := _named_twice(line)) is not None:
+        return _error(number, path=twice, expected="each field once", found="it twice")
     model = data.get("model", data) if isinstance(data, dict) else data
     try:
         sizing = size_one(model)
@@ -50,6 +53,19 @@ def _answer(line: str | bytes, number: int) -> object:
     if isinstance(data, dict) and isinstance(data.get("id"), str):
         answer = {"id": data["id"], **answer}
     return answer
+
+
+def _named_twice(line: str | bytes) -> str | None:
+    """A field that an object of the line has more than once: one of its values would be passed over unseen."""
+    found: list[str] = []
+
+    def seen(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        names = [name for name, _ in pairs]
+        found.extend(name for name in names if names.count(name) > 1)
+        return dict(pairs)
+
+    json.loads(line, object_pairs_hook=seen)
+    return found[0] if found else None
 
 
 def _error(number: int, *, path: str, expected: str, found: object) -> dict[str, object]:

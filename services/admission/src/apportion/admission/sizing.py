@@ -39,7 +39,7 @@ from apportion.admission.model_spec import (
 )
 from apportion.admission.models import known_model
 
-METHOD_VERSION = "analytic-v1"
+METHOD_VERSION = "analytic-v2"
 
 _MIB = 1 << 20
 _BP = 10_000
@@ -447,9 +447,9 @@ def _context_mib(job: _Job) -> int:
     batch 1 and 4 (transformers' guide to training on one GPU: 8,681 and 14,949 MiB) extrapolates to 1.4 GiB beyond
     states, with eagerly loaded kernels of 2022.
     """
-    mib = 512
+    mib = 448
     if job.is_training:
-        mib += 512
+        mib += 576
     elif job.spec.engine in (Engine.VLLM, Engine.SGLANG):
         mib += 768
     if job.spec.tensor_parallel > 1 or job.spec.training.data_parallel > 1:
