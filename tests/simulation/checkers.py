@@ -343,7 +343,7 @@ class Checker:
             if author is None:
                 author = (
                     MONITOR
-                    if entry.subject_type.startswith(("Node", "ControlPlane", "RateCard", "Alert"))
+                    if entry.subject_type.startswith(("Node", "ControlPlane", "RateCard", "Alert", "Fault"))
                     else ADMISSION
                 )
             must(self.answers[str(author), seq] == 1, "every wish has one answer", seq, event)

@@ -33,6 +33,7 @@ _SIZE_CONTEXT: Final = {"ignore_unknown_options": True, "allow_extra_args": True
     is_flag=True,
     help="A second process of admission, placer and monitor, which takes over from the first.",
 )
+@click.option("--faults", is_flag=True, help="Let operators break things on purpose (`apportion fault`).")
 @click.option("--open", "is_open", is_flag=True, help="Let every process of this machine in, without keys.")
 @click.option("--config", "config_file", type=click.Path(dir_okay=False, exists=True), help="apportion.toml to read.")
 @click.option("--data-dir", metavar="DIR", help="Where the pool keeps its files.")
@@ -44,6 +45,7 @@ def up(
     profile: str | None,
     port: int | None,
     standby: bool,
+    faults: bool,
     is_open: bool,
     config_file: str | None,
     data_dir: str | None,
@@ -79,6 +81,7 @@ def up(
         nodes=local_nodes(simulate=settings.nodes, devices=settings.devices, profile=settings.profile),
         queues=from_file(named),
         standby=standby,
+        faults=faults,
         config_file=named if named is None or named.name != CONFIG_FILE or config_file else None,
     )
     quiet_logs()

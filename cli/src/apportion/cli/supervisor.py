@@ -28,6 +28,7 @@ import structlog
 from msgspec import Struct
 
 from apportion.cli import leftovers
+from apportion.cli.injector import Injector
 from apportion.cli.leftovers import Kind
 from apportion.cli.places import PoolNote, note_path, start_ticks, write_note
 from apportion.cli.queues import wishes
@@ -103,6 +104,8 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
     """Let everybody on this machine in, without keys."""
     standby: bool = False
     """Two processes of each author, one of which follows and takes over."""
+    faults: bool = False
+    """Operators may have things broken on purpose; this process does it."""
     config_file: Path | None = None
     why_simulated: str = "no NVIDIA driver found"
     """Why the nodes are simulated, for the banner."""
@@ -242,6 +245,7 @@ class Supervisor:
         """Processes of an earlier pool in this directory that had to be ended at the start."""
         self.started_at = time.time_ns()
         self._watch: asyncio.Task[None] | None = None
+        self._breaking: asyncio.Task[None] | None = None
         self._owns_directory = False
 
     async def start(self) -> None:
@@ -260,21 +264,22 @@ class Supervisor:
         bus = await self._connect()
         try:
             await bus.provision()
-            for service in self._services():
-                self.services[service.name] = service
-                service.start(self._note)
+            self.services = {service.name: service for service in self._services()}
+            await self._start_services()
             for message in wishes(PoolId(self.plan.pool), self.plan.queues, session=f"{self.started_at:x}"):
                 await bus.jetstream.publish(message.subject, message.body, headers=message.headers)
             await self.wait_ready()
         finally:
             await bus.close()
+        if self.plan.faults:
+            self._breaking = asyncio.create_task(self._break_on_demand(), name="injector")
         self._note()
         self.ready_s = time.monotonic() - began
 
-    async def wait_ready(self, timeout_s: float = READY_S_MAX) -> None:
-        """Returns once every service says that it is ready. Raises PoolNotReady."""
+    async def wait_ready(self, timeout_s: float = READY_S_MAX, *, only: Sequence[str] = ()) -> None:
+        """Returns once every service, or each of ``only``, says that it is ready. Raises PoolNotReady."""
         began = time.monotonic()
-        waiting = list(self.services.values())
+        waiting = [service for name, service in self.services.items() if not only or name in only]
         while True:
             waiting = [service for service in waiting if not await asyncio.to_thread(is_ready, service.health_port)]
             if not waiting:
@@ -297,6 +302,10 @@ class Supervisor:
         """
         if not self._owns_directory:
             return False
+        if self._breaking is not None:
+            self._breaking.cancel()  # mended first: what stands still doesn't stop
+            await asyncio.gather(self._breaking, return_exceptions=True)
+            self._breaking = None
         await self.stop_services()
         await asyncio.to_thread(leftovers.end_all, self.data_dir, _OF_THE_POOL)
         await self.server.stop()
@@ -311,9 +320,19 @@ class Supervisor:
 
     async def restart_services(self) -> None:
         """Start again what ``stop_services`` ended. Raises PoolNotReady."""
-        for service in self.services.values():
-            service.start(self._note)
+        await self._start_services()
         await self.wait_ready()
+
+    async def _start_services(self) -> None:
+        """All of them; standbys once there is somebody to stand by for, or both would claim what nobody has."""
+        standbys = [name for name in self.services if name.endswith(f"-{STANDBY}")]
+        for name, service in self.services.items():
+            if name not in standbys:
+                service.start(self._note)
+        if standbys:
+            await self.wait_ready(only=AUTHORS)
+        for name in standbys:
+            self.services[name].start(self._note)
 
     async def stop_services(self) -> None:
         """Drain every service, at most 10 s. All at once: a monitor that outlived the agents would miss them.
@@ -353,6 +372,13 @@ class Supervisor:
         monitor = self.services.get("monitor")
         port = None if monitor is None else monitor.health_port
         return f"http://127.0.0.1:{port}" if port else ""
+
+    async def _break_on_demand(self) -> None:
+        bus = await self._connect()
+        try:
+            await Injector(self).run(bus)
+        finally:
+            await bus.close()
 
     async def _connect(self) -> Bus:
         return await Bus.connect(
@@ -444,6 +470,8 @@ def command_lines(plan: PoolPlan, *, python: str) -> list[tuple[str, list[str]]]
         monitor += ["--suspect-ms", str(plan.suspect_ms)]
     if plan.lease_ms is not None:
         monitor += ["--lease-ms", str(plan.lease_ms)]
+    if plan.faults:
+        monitor += ["--faults"]
     lines = [
         ("monitor", monitor),
         ("admission", [python, "-m", "apportion.admission", *config]),

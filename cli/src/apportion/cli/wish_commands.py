@@ -61,23 +61,23 @@ def _ask_node(kind: str, node: str, options: dict[str, Any]) -> int:
     return _ask(_place(options), getattr(ev, kind), options, node_id=node)
 
 
-def ask_wish(kind: Any, options: dict[str, Any], **fields: Any) -> int:
+def ask_wish(wish: Any, options: dict[str, Any], /, **fields: Any) -> int:
     """Ask something of the pool; ``options`` are those of every wish. The command's code."""
-    return _ask(_place(options), kind, options, **fields)
+    return _ask(_place(options), wish, options, **fields)
 
 
 def _place(options: dict[str, Any]) -> "Place":
     return place_of(options["data_dir"], options["pool"], options["bus_url"])
 
 
-def _ask(place: "Place", kind: Any, options: dict[str, Any], **fields: Any) -> int:
+def _ask(place: "Place", wish_type: Any, options: dict[str, Any], /, **fields: Any) -> int:
     import msgspec
 
     given = {**fields, "reason": options["reason"], "dry_run": options["dry_run"]}
     try:
-        wish = msgspec.convert(given, kind)
+        wish = msgspec.convert(given, wish_type)
     except msgspec.ValidationError as err:
-        raise CommandFailed(f"{kind.__name__}: {err}", code=Exit.USAGE) from err
+        raise CommandFailed(f"{wish_type.__name__}: {err}", code=Exit.USAGE) from err
     return run(_wish(place, wish, output=options["output"]))
 
 
@@ -208,9 +208,11 @@ def answer_text(answer: dict[str, Any]) -> str:
     name = answer["type"].partition(".")[0]
     about = answer.get("job_id") or answer.get("node_id") or answer.get("queue") or _alert(answer)
     if answer.get("code"):
-        said = f"expected {answer.get('expected', '')}, found {answer.get('found', '')}"
+        field = f"{answer['field']}: " if answer.get("field") else ""
+        wanted = f"{field}expected {answer.get('expected', '')}, found {answer.get('found', '')}"
+        said = [answer.get("message", ""), wanted if answer.get("expected") else ""]
         head = "dry run: would be refused" if "verdict" in answer else "refused"
-        return printable(f"{head}: {answer['code']}") + f"\n  {printable(answer.get('message') or said)}"
+        return "\n  ".join(printable(line) for line in (f"{head}: {answer['code']}", *said) if line)
     if "verdict" in answer:
         lines = [f"dry run: would be answered {answer['fact']} {about}".rstrip(), *answer.get("would", ())]
         return "\n  ".join(printable(line) for line in lines)

@@ -102,6 +102,11 @@ class Refusal(StrEnum):
     NODE_STATE = "NodeState"
     """The node is not in a state in which this can be done."""
     ALERT_NOT_FOUND = "AlertNotFound"
+    FAULT_NOT_FOUND = "FaultNotFound"
+    FAULTS_OFF = "FaultsOff"
+    """The pool's monitor isn't told to inject faults."""
+    REAL_DEVICES = "RealDevices"
+    """A fault would meet devices that are not simulated, and the wish doesn't allow that."""
     POOL_STATE = "PoolState"
     """The pool is not in a state in which this can be done."""
     NOT_PERMITTED = "NotPermitted"
@@ -130,6 +135,46 @@ class Severity(StrEnum):
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
+
+
+@unique
+class FaultKind(StrEnum):
+    """What may be broken on purpose. What follows the dash is done; what precedes it is what a target names."""
+
+    SERVICE_KILL = "service-kill"
+    """SIGKILL; its supervisor starts it again."""
+    SERVICE_RESTART = "service-restart"
+    """SIGTERM: it drains and ends, and is started again."""
+    SERVICE_PAUSE = "service-pause"
+    """It stands still, and goes on when the fault ends."""
+    PLACER_STALE = "placer-stale"
+    """The placer stands still long enough for another to take over, and then goes on with what it had decided."""
+    NODE_LOSS = "node-loss"
+    """Everything of a node is killed at once, as if its power went; it comes back when the fault ends."""
+    NODE_STALL = "node-stall"
+    """The node's agent stands still while its runs go on: what a partition looks like to the pool."""
+    NODE_FLAP = "node-flap"
+    """The agent stalls and goes on, again and again, for times that the seed draws."""
+    DEVICE_XID = "device-xid"
+    DEVICE_LOST = "device-lost"
+    """It falls off the bus (Xid 79); a reset when the fault ends brings it back."""
+    DEVICE_ECC = "device-ecc"
+    """An uncorrectable memory error."""
+    DEVICE_HEAT = "device-heat"
+    """It is 60 degrees hotter than its load explains."""
+    BUS_RESTART = "bus-restart"
+    """SIGKILL; its supervisor starts it again on what it had stored."""
+    BUS_PAUSE = "bus-pause"
+    BUS_SLOW = "bus-slow"
+    """It stands still for most of each tenth of a second."""
+
+
+@unique
+class FaultEnd(StrEnum):
+    """Why a fault was ended."""
+
+    EXPIRED = "Expired"
+    ASKED = "Asked"
 
 
 @unique

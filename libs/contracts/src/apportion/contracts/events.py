@@ -15,6 +15,8 @@ from msgspec import Meta, Struct
 
 from apportion.contracts.causes import (
     DeviceHealth,
+    FaultEnd,
+    FaultKind,
     IsolationFinding,
     IsolationTest,
     Mode,
@@ -612,6 +614,32 @@ class AlertSilenceRequested(Wish, frozen=True, kw_only=True, tag="AlertSilenceRe
     """What of; empty: whatever the rule is about."""
     for_s: Annotated[int, Meta(ge=0, le=2_592_000)]
     """0 ends an earlier silence."""
+    reason: Reason
+    dry_run: bool = False
+
+
+class FaultInjectionRequested(Wish, frozen=True, kw_only=True, tag="FaultInjectionRequested.v1"):
+    """An operator asks that something is broken on purpose for a while. By FaultInjected or NodeWishRejected."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    kind: FaultKind
+    target: AlertAbout = ""
+    """A service (``placer``), a node (``node-1``), a device (``node-1/0``); nothing for the bus."""
+    for_s: Annotated[int, Meta(ge=1, le=3_600)] = 30
+    seed: Count = 0
+    """What is drawn at random is drawn from this."""
+    xid: Annotated[int, Meta(ge=1, le=1_000)] | None = None
+    allow_real: bool = False
+    """Also where devices are not simulated."""
+    reason: Reason
+    dry_run: bool = False
+
+
+class FaultClearRequested(Wish, frozen=True, kw_only=True, tag="FaultClearRequested.v1"):
+    """An operator asks that a fault is ended before its time. Answered by FaultCleared or NodeWishRejected."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    fault_id: Name
     reason: Reason
     dry_run: bool = False
 
@@ -1577,6 +1605,36 @@ class AuditQueryRun(Fact, frozen=True, kw_only=True, tag="AuditQueryRun.v1"):
     """Why there was no answer; empty where there was one."""
 
 
+class FaultInjected(Fact, frozen=True, kw_only=True, tag="FaultInjected.v1"):
+    """This is broken on purpose until then. Written by monitor; the supervisor of the machine does it."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    fault_id: str
+    kind: FaultKind
+    target: str = ""
+    for_s: int
+    until_at: Instant
+    seed: int = 0
+    xid: int | None = None
+    allow_real: bool = False
+    actor: str
+    reason: str
+    answers: int
+
+
+class FaultCleared(Fact, frozen=True, kw_only=True, tag="FaultCleared.v1"):
+    """A fault has ended: what it broke is mended, as far as that is anybody's to do. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    fault_id: str
+    kind: FaultKind
+    target: str = ""
+    why: FaultEnd
+    actor: str = ""
+    reason: str = ""
+    answers: int = 0
+
+
 class AlertRaised(Fact, frozen=True, kw_only=True, tag="AlertRaised.v1"):
     """Something is as a rule says it should not be, and has been for long enough. Written by monitor."""
 
@@ -1647,7 +1705,13 @@ JobWish = (
 )
 NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested | IsolationTestRequested
 MonitorWish = (
-    NodeWish | ControlPlaneThawRequested | RateCardChangeRequested | AlertAcknowledgeRequested | AlertSilenceRequested
+    NodeWish
+    | ControlPlaneThawRequested
+    | RateCardChangeRequested
+    | AlertAcknowledgeRequested
+    | AlertSilenceRequested
+    | FaultInjectionRequested
+    | FaultClearRequested
 )
 AnyWish = JobWish | MonitorWish
 
@@ -1688,6 +1752,8 @@ MonitorFact = (
     | ControlPlaneFrozen
     | ControlPlaneThawed
     | MigrationCompleted
+    | FaultInjected
+    | FaultCleared
     | AlertRaised
     | AlertCleared
     | AlertAcknowledged

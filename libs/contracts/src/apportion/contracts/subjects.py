@@ -212,6 +212,8 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
         case (
             ev.ControlPlaneFrozen()
             | ev.ControlPlaneThawed()
+            | ev.FaultInjected()
+            | ev.FaultCleared()
             | ev.AlertRaised()
             | ev.AlertCleared()
             | ev.AlertAcknowledged()

@@ -62,6 +62,8 @@ class MonitorSettings(AuthorSettings, frozen=True, kw_only=True):
     """An Alertmanager that is told of alerts by its API (v2); empty: none."""
     alert_token: Secret | None = None
     """Sent to both as a bearer token."""
+    faults: bool = False
+    """Whether operators may have things broken on purpose. Never on in a pool that does real work."""
     self_cordon: bool = True
     """Whether flapping nodes, and nodes on which runs fail, are cordoned without anybody asking."""
     log_batch_ms: Annotated[int, Meta(ge=1, le=1_000)] = 250
@@ -125,6 +127,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
                 "freeze_ms": settings.freeze_ms,
                 "self_cordon": int(settings.self_cordon),
                 "alert_rules": _alert_rules(settings.alert_rules),
+                "faults": int(settings.faults),
             },
             reads_wishes=True,
             snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
@@ -146,6 +149,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             recorder=recorder,
             pool=lambda: reactor.state.pool,
             alerts=lambda: reactor.state.alerts,
+            faults=lambda: reactor.state.faults,
             skews=hearing.skews,
             clock=clock,
         )

@@ -26,8 +26,9 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Thaw
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import MONITOR, NodeId, node_of_author
-from apportion.monitor import alerts, misfits, moves
+from apportion.monitor import alerts, faults, misfits, moves
 from apportion.monitor.alerts import RULES, Alerts, Levels, Rule
+from apportion.monitor.faults import Faults
 from apportion.monitor.misfits import Misfits
 from apportion.monitor.moves import Moves
 from apportion.monitor.wishes import AskedWish, Situation, answered, asked_of_us
@@ -49,9 +50,10 @@ _RULES: Final = (
     " wishes answered in order, operators only; a dry run judged by what would answer it; questions recorded;"
     " flapping nodes and nodes whose runs fail cordoned by misfits.RULES; moves told by moves;"
     " alerts by their rules, from measures;"
-    " settings: suspect_ms lease_ms freeze_ms self_cordon alert_rules"
+    " faults by operators, where they are on, until their time is up;"
+    " settings: suspect_ms lease_ms freeze_ms self_cordon alert_rules faults"
 )
-POLICY: Final = f"liveness@5#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
+POLICY: Final = f"liveness@6#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
 RULE: Final = "silence"
 """Named in NodeLost: what made the monitor say so."""
 
@@ -131,6 +133,7 @@ class State(Struct, kw_only=True):
     misfits: Misfits = msgspec.field(default_factory=Misfits)
     moves: Moves = msgspec.field(default_factory=Moves)
     alerts: Alerts = msgspec.field(default_factory=Alerts)
+    faults: Faults = msgspec.field(default_factory=Faults)
     alert_rules: str = ""
     """Rules that differ from alerts.RULES, as JSON; empty: none."""
     rules: tuple[Rule, ...] = RULES
@@ -170,6 +173,7 @@ class Snapshot(Struct, kw_only=True):
     misfits: Misfits
     moves: Moves
     alerts: Alerts
+    faults: Faults
     alert_rules: str
     fenced: dict[NodeId, Fence]
 
@@ -199,6 +203,7 @@ def snapshot(state: State) -> bytes:
             misfits=state.misfits,
             moves=state.moves,
             alerts=state.alerts,
+            faults=state.faults,
             alert_rules=state.alert_rules,
             fenced=state.fenced,
         )
@@ -221,6 +226,7 @@ def restore(data: bytes) -> State:
         misfits=kept.misfits,
         moves=kept.moves,
         alerts=kept.alerts,
+        faults=kept.faults,
         alert_rules=kept.alert_rules,
         rules=alerts.with_changes(kept.alert_rules),
         fenced=kept.fenced,
@@ -250,6 +256,7 @@ def evolve(state: State, entry: Entry) -> State:
     evolve_pool(state.pool, entry)
     misfits.evolve(state.misfits, entry)
     alerts.evolve(state.alerts, entry)
+    faults.evolve(state.faults, entry)
     event = entry.event
     match event:
         case ev.LeaseClaimed() if entry.author == MONITOR:
@@ -282,6 +289,8 @@ def evolve(state: State, entry: Entry) -> State:
             | ev.IsolationTestStarted()
             | ev.AlertAcknowledged()
             | ev.AlertSilenced()
+            | ev.FaultInjected()
+            | ev.FaultCleared()
         ):
             _note_answer(state, event.answers)
         case ev.AuditQueryRun():
@@ -306,6 +315,7 @@ def _configure(state: State, event: ev.LeaseClaimed) -> None:
     if isinstance(freeze, int) and freeze > 0:
         state.freeze_ms = freeze
     state.self_cordon = event.config.get("self_cordon", 1) == 1
+    state.faults.are_allowed = event.config.get("faults", 0) == 1
     changed = event.config.get("alert_rules", "")
     if isinstance(changed, str):
         with contextlib.suppress(msgspec.MsgspecError):
@@ -382,6 +392,7 @@ def decide(state: State, now: int) -> list[ev.Fact]:
         # By what was said of nodes, once that has come round: who is suspected just now is in no doubt.
         facts += _misfits(state)[:FACTS_MAX]
     facts += alerts.due(state.levels, state.alerts, state.rules)[: FACTS_MAX - len(facts)]
+    facts += faults.expired(state.faults, now)[: FACTS_MAX - len(facts)]
     facts += moves.completed(state.moves)[: FACTS_MAX - len(facts)]
     facts += answered(state.inbox[: FACTS_MAX - len(facts)], _situation(state, facts), now)
     return facts + state.questions[: FACTS_MAX - len(facts)]
@@ -389,8 +400,9 @@ def decide(state: State, now: int) -> list[ev.Fact]:
 
 def wake_at(state: State, now: int) -> int | None:
     """When the next node's silence reaches a threshold, if no more is heard; a Tick has to tell that it did."""
+    ends = [fault.until_at for fault in state.faults.active.values()]
     if state.clock_ns is None:
-        return None
+        return min(ends, default=None)
     waits = []
     for node in state.pool.nodes.values():
         if node.state is NodeState.FENCED:
@@ -399,7 +411,7 @@ def wake_at(state: State, now: int) -> int | None:
         threshold = state.lease_ms if node.state is NodeState.SUSPECTED else state.suspect_ms
         if silent < threshold:
             waits.append(threshold - silent)
-    return now + min(waits) * NS_PER_MS if waits else None
+    return min([*ends, *(now + wait * NS_PER_MS for wait in waits)], default=None)
 
 
 def instruct(state: State, now: int) -> list[None]:
@@ -523,6 +535,8 @@ def _situation(state: State, facts: list[ev.Fact]) -> Situation:
         frozen_ms=_frozen_ms(state),
         alerts=state.alerts,
         rules=state.rules,
+        faults=state.faults,
+        cleared={fact.fault_id for fact in facts if isinstance(fact, ev.FaultCleared)},
     )
 
 

@@ -17,6 +17,7 @@ from apportion.contracts.ids import JobId, tenant_of_job
 from apportion.monitor import schemas, sql
 from apportion.monitor.alerts import Alerts, silenced_by
 from apportion.monitor.auditing import Recorder
+from apportion.monitor.faults import Faults
 from apportion.monitor.hearing import Skews
 from apportion.monitor.log import Answer, EventLog, LogError
 from apportion.monitor.replicas import Replicas
@@ -84,6 +85,7 @@ class QueryService:
         recorder: Recorder,
         pool: Callable[[], Pool],
         alerts: Callable[[], Alerts],
+        faults: Callable[[], Faults],
         skews: Skews,
         clock: Clock,
     ) -> None:
@@ -94,6 +96,7 @@ class QueryService:
         self._recorder = recorder
         self._pool = pool
         self._alerts = alerts
+        self._faults = faults
         self._skews = skews
         self._clock = clock
         self._slots = asyncio.Semaphore(QUESTIONS_AT_ONCE)
@@ -108,6 +111,7 @@ class QueryService:
             ("job", _handler(JobAsked, self.job)),
             ("nodes", _handler(NothingAsked, self.nodes)),
             ("alerts", _handler(NothingAsked, self.alerts)),
+            ("faults", _handler(NothingAsked, self.faults)),
             ("status", _handler(NothingAsked, self.status)),
             ("schemas", _handler(SchemasAsked, self.schemas)),
             ("asyncapi", _handler(NothingAsked, self.asyncapi)),
@@ -230,6 +234,13 @@ class QueryService:
             if one.until_at > now
         ]
         return {"as_of": _as_of(self._pool()), "alerts": shown, "silences": silences}
+
+    async def faults(self, asked: NothingAsked) -> dict[str, Any]:
+        """``faults`` in force, oldest first, and whether any may be injected (``allowed``)."""
+        del asked
+        faults = self._faults()
+        shown = [msgspec.to_builtins(one) for one in sorted(faults.active.values(), key=lambda one: one.answers)]
+        return {"as_of": _as_of(self._pool()), "allowed": faults.are_allowed, "faults": shown}
 
     async def status(self, asked: NothingAsked) -> dict[str, Any]:
         """How far the log stands behind the bus, the head of its chain, and how many of each type it holds."""

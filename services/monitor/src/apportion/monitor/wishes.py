@@ -7,12 +7,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import DeviceHealth, Mode, Pricing, Refusal, Thaw, Verdict
+from apportion.contracts.causes import DeviceHealth, FaultEnd, Mode, Pricing, Refusal, Thaw, Verdict
 from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.envelope import Entry, Undecodable
 from apportion.contracts.ids import NodeId, RunId, TenantId
 from apportion.monitor.alerts import Alerts, Rule, key_of
+from apportion.monitor.faults import Faults, refused
 from apportion.pool.state import NodeState, Pool, RunState, run_of
 
 RUNS_NAMED_MAX: Final = 100
@@ -51,6 +52,9 @@ class Situation(Struct, kw_only=True):
     frozen_ms: int
     alerts: Alerts
     rules: tuple[Rule, ...]
+    faults: Faults
+    cleared: set[str]
+    """Faults that are being cleared just now."""
 
 
 def asked_of_us(entry: Entry) -> AskedWish | None:
@@ -97,6 +101,8 @@ def answered(inbox: list[AskedWish], situation: Situation, now: int) -> list[ev.
                 cordons[answer.node_id] = None
             case ev.ControlPlaneThawed():
                 situation.is_frozen = False
+            case ev.FaultCleared():
+                situation.cleared.add(answer.fault_id)
             case _:
                 pass
     return facts
@@ -119,6 +125,10 @@ def _answer(asked: AskedWish, situation: Situation, now: int) -> ev.Fact:
         return _charged(asked, event, now)
     if isinstance(event, ev.IsolationTestRequested):
         return _isolation_test(asked, event, situation.pool)
+    if isinstance(event, ev.FaultInjectionRequested):
+        return _fault(asked, event, situation, now)
+    if isinstance(event, ev.FaultClearRequested):
+        return _fault_cleared(asked, event, situation)
     if isinstance(event, ev.AlertAcknowledgeRequested | ev.AlertSilenceRequested):
         return _of_alert(asked, event, situation, now)
     return _of_node(asked, event, situation.cordons, now)
@@ -133,6 +143,44 @@ def _thawed(asked: AskedWish, event: ev.ControlPlaneThawRequested, situation: Si
         why=Thaw.ASKED,
         presumed_lost=situation.silent,
         frozen_ms=situation.frozen_ms,
+        actor=asked.actor or asked.tenant,
+        reason=event.reason,
+        answers=asked.seq,
+        caused_by=asked.event_id,
+    )
+
+
+def _fault(asked: AskedWish, event: ev.FaultInjectionRequested, situation: Situation, now: int) -> ev.Fact:
+    no = refused(situation.faults, situation.pool, event)
+    if no is not None:
+        return _rejected(asked, no.code, field=no.field, expected=no.expected, found=no.found)
+    return ev.FaultInjected(
+        fault_id=f"fault-{asked.seq}",
+        kind=event.kind,
+        target=event.target,
+        for_s=event.for_s,
+        until_at=now + event.for_s * NS_PER_S,
+        seed=event.seed,
+        xid=event.xid,
+        allow_real=event.allow_real,
+        actor=asked.actor or asked.tenant,
+        reason=event.reason,
+        answers=asked.seq,
+        caused_by=asked.event_id,
+    )
+
+
+def _fault_cleared(asked: AskedWish, event: ev.FaultClearRequested, situation: Situation) -> ev.Fact:
+    fault = situation.faults.active.get(event.fault_id)
+    if fault is None or event.fault_id in situation.cleared:
+        return _rejected(
+            asked, Refusal.FAULT_NOT_FOUND, field="fault_id", expected="a fault in force", found=event.fault_id
+        )
+    return ev.FaultCleared(
+        fault_id=event.fault_id,
+        kind=fault.kind,
+        target=fault.target,
+        why=FaultEnd.ASKED,
         actor=asked.actor or asked.tenant,
         reason=event.reason,
         answers=asked.seq,
@@ -353,6 +401,11 @@ def _judgement(situation: Situation, asked: AskedWish, answer: ev.Fact) -> ev.No
             said = f"{answer.device_uuid} is tried in mode {answer.mode}, and takes no new run until that is over."
             waits = f"It begins once the device's runs, {busy} now, have ended." if busy else "It begins at once."
             return replace(judged, node_id=node_id, would=(said, waits))
+        case ev.FaultInjected():
+            said = f"{answer.kind} {answer.target}".rstrip()
+            return replace(judged, would=(f"{said} for {answer.for_s} s, and it is cleared by itself.",))
+        case ev.FaultCleared():
+            return replace(judged, would=(f"{answer.fault_id} ends before its time.",))
         case ev.AlertAcknowledged() | ev.AlertSilenced():
             what = "Nobody is told of it" if isinstance(answer, ev.AlertSilenced) else "It counts as seen"
             return replace(judged, would=(f"{what} until {answer.until_at} (ns since the Unix epoch).",))
@@ -397,5 +450,8 @@ _MESSAGES: Final = {
     Refusal.FIELD_INVALID: "the wish can't be done as it is written",
     Refusal.FIELD_CONFLICT: "the wish contradicts itself",
     Refusal.ALERT_NOT_FOUND: "no such alert",
+    Refusal.FAULT_NOT_FOUND: "no such fault",
+    Refusal.FAULTS_OFF: "faults are off in this pool",
+    Refusal.REAL_DEVICES: "faults keep away from real devices unless they are allowed near them",
     Refusal.POOL_STATE: "the pool is not in a state in which this can be done",
 }

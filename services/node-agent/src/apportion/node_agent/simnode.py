@@ -60,7 +60,7 @@ class SimulatedNode:
         self._pidfd = -1
         self._restart: asyncio.Task[None] | None = None
         self._is_closed = False
-        self.socket_path = _socket_path(state_dir)
+        self.socket_path = socket_of(state_dir)
         self.pid = 0
         self.on_gone: Callable[[], None] = lambda: None
         self.on_back: Callable[[], None] = lambda: None
@@ -181,7 +181,7 @@ def _line_within(fd: int, seconds: float) -> bytes:
     return line
 
 
-def _socket_path(state_dir: Path) -> Path:
+def socket_of(state_dir: Path) -> Path:
     """In the state directory, or by its digest in the directory for temporary files where its path is too long."""
     path = state_dir.absolute() / "simgpu" / "node.sock"
     if len(str(path)) <= _SOCKET_PATH_MAX:
