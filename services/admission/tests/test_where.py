@@ -24,7 +24,9 @@ def test_every_demand_arrives_in_the_spec() -> None:
             numa="strict",
             encoders=50,
             pcie_mbps=100,
-            device=DeviceChoice(vendor="nvidia", min_arch="ampere", min_compute_capability="8.0", linked=True),
+            device=DeviceChoice(
+                vendor="nvidia", min_arch="ampere", min_compute_capability="8.0", linked=True, distinct=True
+            ),
         ),
         placement=Placement(
             required={"rack": "r1"},
@@ -38,6 +40,7 @@ def test_every_demand_arrives_in_the_spec() -> None:
     spec = job_spec(request, NOON)
     assert isinstance(spec, JobSpec)
     assert (spec.vendor, spec.min_arch, spec.min_compute_capability, spec.linked) == ("nvidia", "ampere", "8.0", True)
+    assert spec.distinct
     assert spec.required == {"rack": "r1", "site": "oslo", "network_segment": "a"}
     assert (spec.preferred, spec.avoid_nodes) == ({"disk": "nvme"}, ("node-9",))
     assert (spec.min_driver, spec.min_cuda, spec.numa, spec.encoders, spec.pcie_mbps) == (

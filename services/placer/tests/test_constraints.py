@@ -156,6 +156,24 @@ def test_several_devices_are_on_one_numa_node_or_joined_by_links_where_that_is_a
     assert devices_of(busy) == ["1", "2"]
 
 
+def test_replicas_share_no_device_where_that_is_asked() -> None:
+    """They fit together on one, and are to fail apart."""
+    asked: dict[str, Any] = {"replicas": 2, "compute_milli": 250}
+    assert devices_of(told(a_queue(), a_node(), a_job(**asked))) == ["0", "0"]
+    assert devices_of(told(a_queue(), a_node(), a_job(distinct=True, **asked))) == ["0", "1"]
+    beside = told(a_queue(), a_node(), a_job(distinct=True, **asked), a_job("next", compute_milli=750))
+    assert devices_of(beside) == ["0", "1", "0"], "its devices are in use for others still"
+    state = told(a_queue(), a_node(devices=1), a_job(distinct=True, **asked))
+    fact = wait_of(state)
+    assert fact.code is Pending.GANG_INCOMPLETE
+    answer = why(state.pool, JobId("acme/train-7"), NOON)
+    assert answer is not None
+    assert (answer.could_start, [each.constraint for each in answer.changes if each.starts_now]) == (
+        False,
+        ["device.distinct", "replicas"],
+    )
+
+
 def test_an_encoder_and_a_link_are_shared_as_far_as_they_go() -> None:
     """They are booked beside compute and memory, and given back with the run."""
     node = a_node_of("node-1", **NEW)

@@ -216,10 +216,10 @@ def test_tenants_share_an_mps_device_only_where_the_pool_trusts_them() -> None:
         a_placement("acme/first"),
         a_job("second", tenant=TenantId("beta")),
     )
-    lease = ev.LeaseClaimed(author="placer", session="s1", core=core.POLICY, config={"mps_trust": "tenant"})
-    assert placements(core.decide(told(*facts), NOON)) == [("beta/second/0/1", "node-1", "GPU-node-1-0")]
-    assert reasons(core.decide(told(lease, *facts), NOON)) == {"beta/second": Pending.INSUFFICIENT_GPU}
-    assert reasons(core.decide(told(*facts, lease), NOON)) == {"beta/second": Pending.INSUFFICIENT_GPU}
+    lease = ev.LeaseClaimed(author="placer", session="s1", core=core.POLICY, config={"mps_trust": "pool"})
+    assert reasons(core.decide(told(*facts), NOON)) == {"beta/second": Pending.INSUFFICIENT_GPU}
+    for told_ in (told(lease, *facts), told(*facts, lease)):
+        assert placements(core.decide(told_, NOON)) == [("beta/second/0/1", "node-1", "GPU-node-1-0")]
 
 
 def test_models_are_taken_in_the_order_of_preference() -> None:

@@ -125,7 +125,7 @@ class World:
         }
         match kind:
             case 0:
-                spec |= {"replicas": 1 + (dice >> 15) % 3}
+                spec |= {"replicas": 1 + (dice >> 15) % 3, "distinct": bool((dice >> 17) % 2)}
             case 1:
                 spec |= {"devices": 2, "compute_milli": 1000}
             case 2:
@@ -453,6 +453,8 @@ class World:
                 assert piece.memory_mib >= (spec.memory_mib or device.memory_mib * 97 // 100)
             self.check_partition(spec, piece, device, here)
             beside = [other for run in here for other in run.slices if other.device_uuid == piece.device_uuid]
+            own = [run for run in here if run.job_id == placed.job_id]
+            assert not spec.distinct or sum(run.slices[0].device_uuid == piece.device_uuid for run in own) == 1
             assert sum(other.compute_milli for other in beside) <= device.compute_milli
             assert sum(other.encoders for other in beside) <= device.encoders
             assert sum(other.memory_mib for other in beside) <= device.memory_mib
@@ -523,7 +525,7 @@ class World:
 CONFIGS: Final = st.sampled_from(
     [
         None,
-        {"mps_trust": "tenant"},
+        {"mps_trust": "pool"},
         {"reserve_after_s": -1},
         {"reserve_after_s": 0},
         {"reserve_after_s": 10},

@@ -131,6 +131,8 @@ class DeviceChoice(Part, frozen=True, kw_only=True):
     min_compute_capability: Annotated[str, Meta(pattern=r"^[0-9]{1,2}\.[0-9]$(?!\n)")] | None = None
     linked: bool | None = None
     """Whether the devices of a replica must reach each other over fast links (NVLink); they do so where they can."""
+    distinct: bool | None = None
+    """Whether no two replicas of the job may share a device."""
 
 
 class Resources(Part, frozen=True, kw_only=True):
@@ -721,6 +723,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``preferred`` or ``strict``: whether all devices of a replica are on one NUMA node."""
     linked: bool = False
     """All devices of a replica are in one link group."""
+    distinct: bool = False
+    """No two replicas share a device."""
     mig_profile: str = ""
     encoders: int = 0
     """Percent of each device's encoding capacity."""

@@ -204,6 +204,7 @@ def job_spec(
         avoid_nodes=demands.avoid_nodes,
         numa=demands.numa,
         linked=demands.linked,
+        distinct=demands.distinct,
         mig_profile=demands.mig_profile,
         encoders=demands.encoders,
         pcie_mbps=demands.pcie_mbps,

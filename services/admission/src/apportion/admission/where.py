@@ -31,6 +31,7 @@ class Demands(Struct, frozen=True, kw_only=True):
     avoid_nodes: tuple[str, ...] = ()
     numa: str = ""
     linked: bool = False
+    distinct: bool = False
     mig_profile: str = ""
     encoders: int = 0
     pcie_mbps: int = 0
@@ -75,6 +76,7 @@ def demands_of(request: JobRequested) -> Demands | Refused:
         avoid_nodes=placement.avoid_nodes,
         numa="" if resources.numa in {None, "none"} else str(resources.numa),
         linked=bool(device.linked),
+        distinct=bool(device.distinct),
         mig_profile=resources.mig_profile or "",
         encoders=resources.encoders or 0,
         pcie_mbps=resources.pcie_mbps or 0,

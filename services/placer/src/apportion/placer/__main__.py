@@ -39,7 +39,7 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """How candidates are scored: best_fit, pack, spread, headroom, fragmentation_gradient, or an installed plugin."""
     policy_by_queue: str = ""
     """Queues that have a policy of their own: ``queue=policy``, comma-separated."""
-    mps_trust: Literal["pool", "tenant"] = "pool"
+    mps_trust: Literal["pool", "tenant"] = "tenant"
     """Who may share an MPS device, where one client's fault ends the others: everybody, or jobs of one tenant."""
     reserve_after_s: Annotated[int, Meta(ge=-1, le=2_147_483_647)] = _DEFAULT.reserve_after_s
     """Seconds after which nodes are kept for the first job that is blocked; -1: never."""

@@ -13,7 +13,7 @@ from msgspec import Struct
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId
 from apportion.placer.books import least_charge
 from apportion.placer.durations import expected
-from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, look, places_on, with_run, without_run
+from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, hidden, look, places_on, with_run, without_run
 from apportion.placer.rounds import Block, Round
 from apportion.placer.state import S, Shape
 from apportion.pool import quota
@@ -141,6 +141,7 @@ def _fitting(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> int:
         count += 1
         if count < demand.replicas:
             room = with_run(demand, room, found.picks, demand.trust or _NOBODY)
+            room = hidden(room, found.picks) if demand.is_distinct else room
     return count
 
 

@@ -9,6 +9,7 @@ from enum import StrEnum, unique
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from apportion.contracts.causes import DeviceHealth, Mode
 from apportion.contracts.events import JobSpec, MigPlacement, MigProfile, Slice
@@ -118,6 +119,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     """By which policy it is placed, where that isn't the pool's."""
     mig_profile: str = ""
     """The sort of MIG instance that it is; compute and memory are then the instance's, and 0 here."""
+    is_distinct: bool = False
+    """No two of the replicas share a device."""
     where: Where | None = None
     """What else the node and its devices must be; None for the many jobs that don't mind."""
 
@@ -158,6 +161,7 @@ def demand_of(
         avoid=tuple(sorted({*avoid, *(NodeId(node) for node in spec.avoid_nodes)})),
         policy=policy,
         mig_profile=spec.mig_profile if has_devices else "",
+        is_distinct=spec.distinct and spec.devices > 0 and spec.replicas > 1,
         where=where_of(spec),
     )
 
@@ -665,6 +669,19 @@ def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: Ten
     )
 
 
+def hidden(room: NodeRoom, picks: tuple[int, ...], *, is_back: bool = False) -> NodeRoom:
+    """The node as one whose devices there are out of use; with ``is_back`` in use again."""
+    devices = tuple(
+        replace(device, is_healthy=is_back) if place in picks else device for place, device in enumerate(room.devices)
+    )
+    return replace(
+        room,
+        devices=devices,
+        empty_devices=sum(1 for device in devices if device.is_healthy and not device.runs),
+        free_share=sum(map(free_share, devices)),
+    )
+
+
 def without_run(room: NodeRoom, slices: tuple[Slice, ...], cpu_milli: int, host_memory_mib: int) -> NodeRoom:
     """The node once a run that holds these slices is gone; of the owners of what remains nothing more is known."""
     gone = {piece.device_uuid: piece for piece in slices}
@@ -800,8 +817,10 @@ def _shares_when_empty(demand: Demand, device: DeviceRoom) -> int:
     kind = device.kind
     if offered_mode(demand, kind.modes) is Mode.EXCLUSIVE:
         return 1
-    if kind.board is not None:
+    if kind.board is not None and not demand.is_distinct:
         return kind.board.fills(_profile_on(demand, kind.board))
+    if demand.is_distinct:
+        return 1
     counts = [
         kind.runs_max,
         device.compute_milli // max(1, demand.compute_milli),

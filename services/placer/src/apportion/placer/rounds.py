@@ -25,6 +25,7 @@ from apportion.placer.rooms import (
     Fit,
     NodeRoom,
     Out,
+    hidden,
     replicas_when_empty,
     shortfall,
     slices_on,
@@ -177,9 +178,14 @@ class Round:
                 self._undo(shape, tenant, choices)
                 return replace(found, replicas_fit=len(choices))
             choices.append(found)
-            self._set(with_run(demand, found.room, found.fit.picks, tenant))
+            after = with_run(demand, found.room, found.fit.picks, tenant)
+            # For the rest of the job's replicas its devices are out of use.
+            self._set(hidden(after, found.fit.picks) if demand.is_distinct else after)
             self._taken.setdefault(found.room.node_id, []).append((demand, found.fit.picks, tenant))
             self.books.charge(shape.queue, tenant, found.charge)
+        if demand.is_distinct:
+            for choice in choices:
+                self._set(hidden(self.room(choice.room.node_id), choice.fit.picks, is_back=True))
         self.books.charge(shape.queue, tenant, ONE_JOB)
         return choices
 

@@ -53,7 +53,7 @@ class Settings(Weights, frozen=True, kw_only=True):
     """Name of the pool's policy, or its id (``name@version#digest``)."""
     policy_by_queue: str = ""
     """Where a queue's is another: ``queue=policy``, comma-separated."""
-    mps_trust: str = "pool"
+    mps_trust: str = "tenant"
     """Who may share an MPS device: ``pool``, everybody; ``tenant``, jobs of one tenant."""
     reserve_after_s: int = 30
     """A blocked job that has waited this long has nodes kept for it; at 0 at once; below 0 never."""

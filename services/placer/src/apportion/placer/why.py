@@ -211,6 +211,8 @@ def _without(demand: Demand) -> Iterator[tuple[str, str, str, Demand]]:
     if demand.mig_profile:
         other = replace(demand, mig_profile="", mode=None, compute_milli=1, memory_mib=1)
         yield "mig_profile", demand.mig_profile, "the smallest share in any mode", other
+    if demand.is_distinct:
+        yield "device.distinct", "true", "false", replace(demand, is_distinct=False)
     if demand.avoid:
         yield "placement.avoid_nodes", ", ".join(demand.avoid), "no node", replace(demand, avoid=())
     if demand.where is not None:
