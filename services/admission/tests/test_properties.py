@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from apportion.admission import core
 from apportion.admission.testing import History
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Refusal, RunCause
+from apportion.contracts.causes import Pending, Refusal, RunCause
 from apportion.contracts.envelope import Entry, Stream, Undecodable
-from apportion.contracts.ids import OPERATOR, NodeId, RunId, TenantId
+from apportion.contracts.ids import OPERATOR, JobId, NodeId, RunId, TenantId
 from apportion.contracts.testing import NOON, a_job_request, a_node, a_placement, a_queue
 from apportion.pool.state import JobState, RunState
 
@@ -36,6 +36,7 @@ WEIGHTS = {
     "cancel": 2,
     "wish": 5,
     "queue": 1,
+    "policy": 1,
     "garbage": 1,
     "drain": 1,
     "decide": 8,
@@ -49,6 +50,7 @@ WEIGHTS = {
     "wait": 2,
     "nothing": 1,
 }
+ANY_END = ev.DependencyCondition.ENDED
 Step = tuple[str, int, int]
 # Long ones by default: what is interesting needs a request, a decision, a placement and a fault, in this order.
 steps = st.lists(
@@ -73,6 +75,17 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"job_id": "f", "dry_run": True},
     {"tenant": "other"},
     {"job_id": "g", "gang": ev.Gang(size=3), "retry": ev.Retry(limit=1), "time_limit_s": 30},
+    {"job_id": "h", "depends_on": (ev.Dependency(job_id="train-7"), ev.Dependency(job_id="b", condition=ANY_END))},
+    {"job_id": "i", "depends_on": (ev.Dependency(job_id="c", condition=ev.DependencyCondition.FAILED),)},
+    {"job_id": "j", "retry": ev.Retry(limit=2, backoff_s=0, memory_factor_pct=150, avoid_same_node=True)},
+    {"job_id": "k", "model": ev.Model(params_millions=100), "resources": ev.Resources()},
+)
+POLICIES: tuple[dict[str, Any], ...] = (
+    {"for_tenant": "acme", "rate_per_min": 6, "burst": 2},
+    {"for_tenant": "acme", "pending_max": 1},
+    {"pool_pending_max": 2, "isolation": ev.IsolationLevel.MEMORY},
+    {"for_tenant": "acme"},
+    {},
 )
 JOBS = ("acme/train-7", "acme/b", "acme/job-1", "acme/e", "acme/g", "acme/nobody")
 
@@ -108,7 +121,8 @@ class Driven(History):
         what, one, two = step
         match what:
             case "ask":
-                self.ask(a_job_request(**REQUESTS[one]), f"e-{two}-{one}")
+                number = (one + 8 * (two % 2)) % len(REQUESTS)
+                self.ask(a_job_request(**REQUESTS[number]), f"e-{two}-{number}")
             case "repeat":
                 wishes = [e for e in self.entries if isinstance(e.event, ev.JobRequested)]
                 if wishes:
@@ -126,6 +140,9 @@ class Driven(History):
             case "queue":
                 wish = ev.QueueUpsertRequested(queue=("main", "late")[one % 2], tenants=("acme",))
                 self.wish(wish, tenant=(OPERATOR, TenantId("acme"))[two % 2], at=self.now)
+            case "policy":
+                policy = ev.PolicyUpsertRequested(reason="r", **POLICIES[one % len(POLICIES)])
+                self.wish(policy, tenant=(OPERATOR, OPERATOR, TenantId("acme"))[two % 3], at=self.now)
             case "garbage":
                 kind = ("JobRequested", "JobCancelRequested", "Nonsense", "NodeDrainRequested", "")[one % 5]
                 self.wish(Undecodable(code=Refusal.NOT_JSON, type=kind, size=3))
@@ -166,7 +183,9 @@ class Driven(History):
 
     def place_some(self, number: int, node: str) -> None:
         """The placer places every replica of a waiting job."""
-        waiting = sorted(job for job, view in self.state.pool.jobs.items() if view.state is JobState.QUEUED)
+        waiting = sorted(
+            job for job, view in self.state.pool.jobs.items() if view.state is JobState.QUEUED and not view.waits_for
+        )
         if waiting:
             job = self.state.pool.jobs[waiting[number % len(waiting)]]
             epoch = self.state.pool.nodes[NodeId(node)].epoch
@@ -194,7 +213,9 @@ class Driven(History):
         if what == "start":
             fact = ev.RunStarted(run_id=run.run_id, node_id=run.node_id, pid=1, started_at=self.now)
         elif what == "finish":
-            fact = ev.RunFinished(run_id=run.run_id, node_id=run.node_id, cause=cause, finished_at=self.now)
+            fact = ev.RunFinished(
+                run_id=run.run_id, node_id=run.node_id, cause=cause, finished_at=self.now, peak_memory_mib=100 + number
+            )
         else:
             fact = ev.RunReleased(run_id=run.run_id, node_id=run.node_id, released_at=self.now)
         self.fact(fact, at=self.now)
@@ -207,7 +228,7 @@ class Driven(History):
                 view = self.state.pool.nodes[NodeId(name)]
                 if not view.is_usable:
                     self.take(("register", node, 0))
-            if any(view.state is JobState.QUEUED for view in self.state.pool.jobs.values()):
+            if any(v.state is JobState.QUEUED and not v.waits_for for v in self.state.pool.jobs.values()):
                 self.place_some(0, NODES[0])
                 progressed = True
             for what in ("start", "finish", "release"):
@@ -236,6 +257,7 @@ def answered_wishes(entries: list[Entry]) -> Counter[int]:
         ev.WishRejected,
         ev.WishJudged,
         ev.QueueUpserted,
+        ev.PolicyUpserted,
         ev.JobHeld,
         ev.JobReleased,
         ev.JobReprioritized,
@@ -330,3 +352,53 @@ def test_deciding_changes_nothing(taken: list[Step]) -> None:
     before = core.snapshot(history.state)
     assert history.decide(history.now) == history.decide(history.now)
     assert core.snapshot(history.state) == before
+
+
+@many
+@given(steps)
+def test_what_is_stated_of_a_job_is_stated_once(taken: list[Step]) -> None:
+    """A late word of a run is named once, an attempt is followed by one, and each admission takes one name."""
+    history = driven(taken)
+    history.finish_all()
+    late = Counter(e.event.fact_seq for e in history.entries if isinstance(e.event, ev.LateFactIgnored))
+    attempts = Counter(
+        (e.event.job_id, e.event.attempt) for e in history.entries if isinstance(e.event, ev.JobRequeued)
+    )
+    stops = Counter((e.event.job_id, e.event.attempt) for e in history.entries if isinstance(e.event, ev.JobStopping))
+    assert {count for counter in (late, attempts, stops) for count in counter.values()} <= {1, 2}
+    assert set(late.values()) <= {1}
+    assert set(attempts.values()) <= {1}
+    by_seq = {entry.seq: entry for entry in history.entries if entry.stream is Stream.FACTS}
+    for seq in late:
+        assert isinstance(by_seq[seq].event, ev.RunStarted | ev.RunFinished | ev.RunReleased)
+
+
+@many
+@given(steps, st.integers(1, 5))
+def test_nobodys_facts_about_others_change_what_a_wish_is_answered(taken: list[Step], count: int) -> None:
+    """Equal inputs, equal decisions: facts of nodes and of another tenant's jobs may come before or after."""
+    history = driven(taken)
+    history.settle(history.now)
+    before = core.snapshot(history.state)
+    unrelated: list[ev.Fact] = [
+        ev.NodeSuspected(node_id=NodeId("node-9"), epoch=0, silent_ms=1, lease_ms=2),
+        a_node("node-9"),
+        ev.JobPendingReasonChanged(job_id=JobId("other/x"), code=Pending.PRIORITY, since_at=NOON),
+        ev.RunStarted(run_id=RunId("other/x/0/1"), node_id=NodeId("node-9"), pid=1, started_at=NOON),
+        ev.NodeUncordoned(node_id=NodeId("node-9"), actor="a", reason="r"),
+    ][:count]
+    asks = [msgspec.structs.replace(a_job_request(job_id=None), priority=priority) for priority in (1, 2)]
+
+    def answers(facts: list[ev.Fact]) -> list[ev.Fact]:
+        there = History()
+        there.state = core.restore(before)
+        facts_seq, wishes_seq = core.position(there.state)
+        there._facts, there._wishes = facts_seq, wishes_seq
+        for fact in facts:
+            there.fact(fact, at=history.now)
+        for ask in asks:
+            there.wish(ask, at=history.now)
+        own = (ev.JobAdmitted, ev.JobRejected, ev.JobDuplicate)
+        return [fact for fact in there.decide(history.now) if isinstance(fact, own)]
+
+    assert answers(unrelated) == answers(unrelated[::-1])
