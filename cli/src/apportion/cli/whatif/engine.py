@@ -35,7 +35,7 @@ from apportion.pool.state import RunState
 NS_PER_MS: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 START_NS: Final = 100 * NS_PER_MS
-"""From an order to a running process."""
+"""From an order to a running process, where no record says."""
 STOP_NS: Final = NS_PER_S
 """What a run takes to end once it was told to, or its grace where that is shorter."""
 ROUNDS_MAX: Final = 10_000
@@ -86,7 +86,14 @@ class _Process(Struct, kw_only=True):
 class Simulation:
     """One run of the cores over what happens."""
 
-    def __init__(self, fates: Fates, *, config: Mapping[str, Mapping[str, int | str]]) -> None:
+    def __init__(
+        self,
+        fates: Fates,
+        *,
+        config: Mapping[str, Mapping[str, int | str]],
+        start_ns: int = START_NS,
+        release_ns: int = 0,
+    ) -> None:
         self.states: dict[Author, Any] = {ADMISSION: admission.initial(), PLACER: placer.initial()}
         self.entries: list[Entry] = []
         """Facts that were stated by the simulation, in order."""
@@ -97,6 +104,9 @@ class Simulation:
         self._cores: dict[Author, Any] = {ADMISSION: admission, PLACER: placer}
         self._config = config
         self._fates = fates
+        self._start_ns = start_ns
+        self._release_ns = release_ns
+        """From a process's end to the release of its slices."""
         self._seq = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
@@ -224,7 +234,7 @@ class Simulation:
         self._processes[order.run_id] = _Process(
             order=order, fate=self._fate_of(order.run_id), placed_at=self.now, since=self.now
         )
-        self._at(self.now + START_NS, lambda: self._start(order.run_id))
+        self._at(self.now + self._start_ns, lambda: self._start(order.run_id))
 
     def _fate_of(self, run_id: RunId) -> Fate:
         fate = self._fates(run_id, self._ends[replica_of(run_id)])
@@ -250,7 +260,7 @@ class Simulation:
             return
         process.stop = None if run.stop is None else CAUSE_OF_STOP[run.stop]
         if run.state is RunState.PLACED:
-            self._at(self.now + START_NS, lambda: self._start(run.run_id))
+            self._at(self.now + self._start_ns, lambda: self._start(run.run_id))
         else:
             process.started_at = run.started_at or self.now
             process.done = done.get(run.run_id, 0)
@@ -320,7 +330,10 @@ class Simulation:
         )
         process.started_at = 0
         self._state([finished], agent_author(process.order.node_id))
-        self._release(run_id)
+        if self._release_ns:
+            self._at(self.now + self._release_ns, lambda: self._release(run_id))
+        else:
+            self._release(run_id)
 
     def _release(self, run_id: RunId) -> None:
         process = self._processes.pop(run_id, None)

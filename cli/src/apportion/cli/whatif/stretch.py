@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from apportion.cli.whatif.engine import NODE_FACTS, NS_PER_MS, Fate, Happening, Simulation, replica_of
+from apportion.cli.whatif.engine import NODE_FACTS, NS_PER_MS, START_NS, Fate, Happening, Simulation, replica_of
 from apportion.cli.whatif.sharing import ALONE, speed
 from apportion.contracts import events as ev
 from apportion.contracts.causes import RunCause
@@ -66,6 +66,9 @@ class Stretch(Struct, kw_only=True):
     done: dict[RunId, int]
     """What live runs had done at the beginning."""
     ends: dict[Replica, int]
+    start_ns: int
+    """From an order to a running process, and from its end to the release of its slices: the middle of the record."""
+    release_ns: int
     typical: int
     """The middle of all works: what is assumed where nothing is known."""
 
@@ -110,6 +113,8 @@ def read(path: Path, folds: Path | None, first: int, last: int) -> Stretch:
         partly=survey.partly,
         done=survey.done_before,
         ends=survey.ends_before,
+        start_ns=median_low(survey.starts) if survey.starts else START_NS,
+        release_ns=median_low(survey.releases) if survey.releases else 0,
         typical=survey.typical(),
     )
 
@@ -118,7 +123,7 @@ def simulated(stretch: Stretch, *, config: Mapping[str, int | str], fleet: Fleet
     """The stretch decided anew: the recorded settings, and over them those of ``config`` for the placer."""
     configs: dict[str, Mapping[str, int | str]] = {str(author): given for author, given in stretch.configs.items()}
     configs[PLACER] = {**stretch.configs.get(PLACER, {}), **config}
-    simulation = Simulation(stretch.fate, config=configs)
+    simulation = Simulation(stretch.fate, config=configs, start_ns=stretch.start_ns, release_ns=stretch.release_ns)
     for entry in stretch.before:
         simulation.fold(entry)
     simulation.begin(stretch.begin, stretch.done, stretch.ends)
@@ -190,6 +195,10 @@ class _Survey:
         self.partly: dict[Replica, int] = {}
         self.done_before: dict[RunId, int] = {}
         self.ends_before: dict[Replica, int] = {}
+        self.starts: list[int] = []
+        self.releases: list[int] = []
+        self._placed: dict[RunId, int] = {}
+        self._ended: dict[RunId, int] = {}
         self._runs: dict[RunId, _Run] = {}
         self._sharing: defaultdict[DeviceUuid, set[RunId]] = defaultdict(set)
         self._ends: defaultdict[Replica, int] = defaultdict(int)
@@ -212,10 +221,17 @@ class _Survey:
         match event:
             case ev.RunPlaced():
                 self._runs[event.run_id] = _Run(tuple(piece.device_uuid for piece in event.slices))
+                self._placed[event.run_id] = at
             case ev.RunStarted():
+                if event.run_id in self._placed:
+                    self.starts.append(at - self._placed.pop(event.run_id))
                 self._join(event.run_id, at)
             case ev.RunFinished():
+                self._ended[event.run_id] = at
                 self._end(event, at)
+            case ev.RunReleased():
+                if event.run_id in self._ended:
+                    self.releases.append(at - self._ended.pop(event.run_id))
             case ev.NodeFenced():
                 for run_id in event.runs:
                     self._stop(run_id, at)
