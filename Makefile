@@ -7,6 +7,7 @@
 #   make e2e                       the whole stack, driven through the command
 #   make isolation                 the isolation tests in every mode, each with its negative control
 #   make torture [ROUNDS=1000]     kill -9 of a node's agent at random moments: nothing lost, started twice or left
+#   make kills [ROUNDS=200]        kill -9 of the log's writer under load: no row lost, doubled or out of its place
 #   make bench                     throughput and latency, with the machine beside the figures
 #   make lock, make audit          pin every package by hash; list what is installed, and what is known against it
 #
@@ -30,7 +31,7 @@ EVENTS ?= 200000
 ROUNDS ?= 1000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim e2e isolation torture bench lock audit clean
+.PHONY: help venv demo test check format docs sim e2e isolation torture kills bench lock audit clean
 
 help:
 	@sed -n '3,13s/^# \{0,1\}//p' Makefile
@@ -104,6 +105,9 @@ isolation: $(VENV)/.runtime-ready
 	@for mode in exclusive mig mps timeslice; do \
 	  echo "# $$mode" >&2; $(BIN)/python -m apportion.node_agent.isolation --mode $$mode $(ARGS); \
 	done
+
+kills: $(VENV)/.dev-ready
+	@$(BIN)/python -m tests.torture.writer --rounds $(if $(filter command line,$(origin ROUNDS)),$(ROUNDS),200) --seed $(SEED) $(ARGS)
 
 torture: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.torture --rounds $(ROUNDS) --seed $(SEED) $(ARGS)

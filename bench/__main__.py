@@ -1,4 +1,4 @@
-"""``make bench``: the whole chain, the age of SQL answers, going back, starting a process, and reading a request.
+"""``make bench``: the whole chain, the log and its answers, going back, starting a process, and reading a request.
 
 Of requests the good ones alone, and the good ones among as many hostile ones, and what admission remembers of each.
 And how long nobody decides after an author was killed or paused.
@@ -15,6 +15,7 @@ from bench import (
     freshness,
     history,
     hostile_half,
+    ingest,
     sizing,
     spawn_rate,
     start_latency,
@@ -24,6 +25,7 @@ if __name__ == "__main__":
     for name, measurement in (
         ("chain", chain),
         ("freshness", freshness),
+        ("ingest", ingest),
         ("history", history),
         ("spawn_rate", spawn_rate),
         ("start_latency", start_latency),
