@@ -677,6 +677,20 @@ def test_what_was_done_to_a_job_costs_it_nothing(cause: RunCause) -> None:
     assert history.state.pool.jobs[JOB].retries_used == 0
 
 
+def test_a_killed_shim_costs_no_retry_and_yet_a_pause() -> None:
+    """A job that kills its own guardian must not start as fast as events travel."""
+    history = a_running_job(retry_limit=0)
+    pauses = []
+    for attempt in (1, 2, 3):
+        run = run_of(attempt=attempt) if attempt == 1 else history.place(attempt=attempt)
+        history.finish(run, RunCause.SHIM_LOST)
+        history.release(run)
+        requeued = only(history.settle(), ev.JobRequeued)
+        assert requeued.retries_left == 0
+        pauses.append(requeued.not_before_at > 0)
+    assert pauses == [True, True, True]
+
+
 def test_a_job_that_ran_out_of_memory_asks_for_more_up_to_what_a_device_has() -> None:
     """The same share would end the same way; more than any device has would wait for ever."""
     history = a_running_job(retry_limit=5, backoff_s=0, memory_mib=30_000, memory_factor_pct=200)

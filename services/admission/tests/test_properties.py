@@ -23,6 +23,7 @@ CAUSES = (
     RunCause.USER_ERROR,
     RunCause.OUT_OF_MEMORY,
     RunCause.NODE_LOST,
+    RunCause.SHIM_LOST,
     RunCause.ENFORCEMENT_FAILED,
     RunCause.TIME_LIMIT,
     RunCause.CANCELLED,

@@ -217,7 +217,8 @@ def test_a_short_run_is_told_in_one_batch() -> None:
         ({"exit_code": 1, "out_of_memory": True}, RunCause.OUT_OF_MEMORY),
         ({"signal": 9, "out_of_memory": True}, RunCause.OUT_OF_MEMORY),
         ({"signal": 11}, RunCause.KILLED),
-        ({"detail": "its shim is gone"}, RunCause.NODE_LOST),
+        ({"detail": "lost: rebooted"}, RunCause.NODE_LOST),
+        ({"detail": "lost: shim_gone", "is_shim_lost": True}, RunCause.SHIM_LOST),
     ],
 )
 def test_the_cause_is_what_was_seen(how: dict[str, Any], cause: RunCause) -> None:

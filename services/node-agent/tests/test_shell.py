@@ -221,6 +221,21 @@ async def test_a_killed_process_is_told_as_killed(world: World) -> None:
         assert (finished.cause, finished.signal) == (RunCause.KILLED, 9)
 
 
+async def test_a_killed_shim_ends_its_run_and_is_not_taken_for_a_lost_node(world: World) -> None:
+    """The run's processes are gone before its slices are free, and its job pays nothing."""
+    async with Agent(world, "s1") as agent:
+        order = a_workload(agent, "a", "train", "--seconds", "60")
+        world.append(order)
+        started = await agent.until(lambda: world.first(RunStarted))
+        os.kill(agent.processes.live()[order.run_id].pid, signal.SIGKILL)
+        await agent.until(lambda: world.first(RunReleased))
+        finished = world.first(RunFinished)
+        assert (finished.cause, finished.detail) == (RunCause.SHIM_LOST, "lost: shim_gone")
+        assert finished.cause in SPENDS_NO_RETRY
+        assert not Path(f"/proc/{started.pid}").exists()
+        assert not agent.devices.processes(agent.uuids[0])
+
+
 async def test_a_stop_is_obeyed_by_steps(world: World) -> None:
     """A workload that ignores SIGTERM is ended all the same."""
     async with Agent(world, "s1") as agent:

@@ -23,6 +23,7 @@ from apportion.pool.state import Pool
 
 NOT_ITS_OWN: Final = frozenset(CAUSE_OF_STOP.values()) | {
     RunCause.NODE_LOST,
+    RunCause.SHIM_LOST,
     RunCause.STALE,
     RunCause.UNKNOWN,
     RunCause.DEVICE_FAULT,

@@ -226,6 +226,8 @@ class RunCause(StrEnum):
     """Another replica of its gang ended early."""
     NODE_LOST = "NodeLost"
     """The node was fenced, rebooted, or lost track of the process."""
+    SHIM_LOST = "ShimLost"
+    """The process that guarded the run was killed, and the run with it: nobody knows how it would have ended."""
     STALE = "Stale"
     """The order to start carried an older epoch of the node, or the job no longer wants it."""
     DEPENDENCY_FAILED = "DependencyFailed"
@@ -241,6 +243,7 @@ SPENDS_NO_RETRY: frozenset[RunCause] = frozenset(
         RunCause.DRAINED,
         RunCause.GANG_BROKEN,
         RunCause.NODE_LOST,
+        RunCause.SHIM_LOST,
         RunCause.STALE,
         RunCause.ENFORCEMENT_FAILED,
     },

@@ -26,6 +26,7 @@ FAILED: Final = frozenset(
         RunCause.ENFORCEMENT_FAILED,
         RunCause.DEVICE_FAULT,
         RunCause.FAULT_DOMAIN_FAILED,
+        RunCause.SHIM_LOST,
         RunCause.UNKNOWN,
     }
 )

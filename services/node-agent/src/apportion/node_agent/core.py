@@ -55,6 +55,7 @@ RULES: Final = (
     "fencing-kills-older-runs-before-registration",
     "stop-cause-where-the-stop-took-effect",
     "exit-77-is-out-of-memory",
+    "a-killed-shim-is-not-a-lost-node",
     "release-after-the-devices-show-nothing",
     "remove-after-the-release-was-folded",
     "device-on-trial-takes-no-new-run",
@@ -138,6 +139,8 @@ class ProcessExited(Struct, frozen=True, kw_only=True):
     """The device or the host refused it memory, whatever its exit code."""
     is_victim: bool = False
     """Its fault domain had failed, and not by its doing (``detail`` has the evidence)."""
+    is_shim_lost: bool = False
+    """Its guardian was killed, so nobody knows how it would have ended (``detail`` says what was seen)."""
     detail: str = ""
 
 
@@ -834,7 +837,7 @@ def _took_effect(run: Run, doom: Doom, end: ProcessExited) -> bool:
 def _own_cause(end: ProcessExited) -> RunCause:
     """Why the process ended, where nobody here made it."""
     if end.exit_code is None and end.signal is None:
-        return RunCause.NODE_LOST
+        return RunCause.SHIM_LOST if end.is_shim_lost else RunCause.NODE_LOST
     if end.exit_code == 0:
         return RunCause.SUCCESS
     if end.is_victim:

@@ -38,7 +38,8 @@ from apportion.runtime.clock import Clock, SystemClock
 
 _RELEASE_PAUSE_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Between looks at a device that still shows a process of an ended run; the last one repeats."""
-_CLAIMED_S_MAX: Final = 10.0
+_SHIM_LOST: Final = frozenset({run_records.LossReason.SHIM_GONE, run_records.LossReason.SHIM_UNRESPONSIVE})
+"""What befell the run's guardian alone: the node is as it was."""
 
 log = structlog.get_logger(__name__)
 
@@ -338,7 +339,12 @@ class Shell:
             case run_records.NeverStarted():
                 return self._start_failed(run, RunCause.START_FAILED, "the order was withdrawn")
             case run_records.Lost(reason=reason):
-                return core.ProcessExited(run_id=run, finished_at=self._clock.now(), detail=f"lost: {reason}")
+                return core.ProcessExited(
+                    run_id=run,
+                    finished_at=self._clock.now(),
+                    is_shim_lost=reason in _SHIM_LOST,
+                    detail=f"lost: {reason}",
+                )
             case _:
                 assert_never(end)
 
