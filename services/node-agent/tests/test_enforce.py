@@ -16,6 +16,7 @@ import pytest
 from apportion.contracts.causes import Mode
 from apportion.contracts.events import Slice
 from apportion.contracts.ids import DeviceUuid, NodeId, RunId
+from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.exclusive import Exclusive
 from apportion.node_agent.enforce.mps import CONTROL, Mps
 from apportion.node_agent.enforce.slices import EnforcementFailed, Slices
@@ -31,6 +32,8 @@ HOLDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import client
+if sys.argv[2]:
+    open(sys.argv[2] + "/cgroup.procs", "w").write("0")
 try:
     driver = client.Driver()
     print("mps" if driver.is_mps_client else "direct", driver.devices[0].sms, flush=True)
@@ -84,9 +87,9 @@ class Bench:
     def a_slice(self, mode: Mode, **changes: Any) -> Slice:
         return Slice(**{"device_uuid": self.uuid, "compute_milli": 250, "memory_mib": 2048, "mode": mode, **changes})
 
-    def hold(self, run: RunId, env: dict[str, str] | None = None) -> "Holder":
+    def hold(self, run: RunId, env: dict[str, str] | None = None, group: Path | None = None) -> "Holder":
         process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", HOLDER, str(Path(client.__file__).parent)],
+            [sys.executable, "-S", "-E", "-c", HOLDER, str(Path(client.__file__).parent), str(group or "")],
             env={**self.node_env, "CUDA_VISIBLE_DEVICES": self.uuid, **(env or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -370,3 +373,31 @@ async def test_a_new_agent_ends_the_daemon_that_nobody_uses(bench: Bench) -> Non
     with contextlib.suppress(FileNotFoundError):  # Nobody may have buried it yet.
         assert " Z " in Path(f"/proc/{pid}/stat").read_text()
     assert list(bench.devices.processes(bench.uuid)) == []
+
+
+@pytest.mark.parametrize("bench", ["615"], indirect=True)
+async def test_memory_by_cgroup_holds_for_all_of_a_runs_processes(bench: Bench) -> None:
+    """The driver refuses, at once and only the offender; the limit moves live, and nothing of it is left."""
+    memory = CgroupMemory.found(bench.devices, NodeId("node-1"), state_dir=bench.directory)
+    if memory is None:
+        pytest.skip("no unified cgroup hierarchy that we may write to: limits by cgroup can't be tried here")
+    slices = TimeSlice(bench.devices, bench.watchdog, memory=memory)
+    piece = bench.a_slice(Mode.TIMESLICE)
+    set_up = await slices.apply(A, piece)
+    assert observed(set_up)["memory"] == (2048, 2048, 2048, "cgroup_memory_limit+watchdog")
+    group = Path(set_up.cgroup)
+    holders = [bench.hold(A, group=group) for _ in range(2)]
+    assert holders[0].alloc(1200).isdecimal()
+    assert holders[1].alloc(600) == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert bench.hold(B).alloc(5000).isdecimal()
+    memory.limit(A, bench.a_slice(Mode.TIMESLICE, memory_mib=4096))
+    assert holders[1].alloc(600).isdecimal()
+    assert bench.devices.memory_limit(bench.uuid, str(group)).used_mib == 2 * 256 + 1200 + 600
+    for holder in holders:
+        holder.process.kill()
+        holder.process.wait()
+    memory.reconcile({A})
+    assert group.exists()
+    memory.reconcile(())
+    assert not group.exists()
+    memory.close()

@@ -28,6 +28,7 @@ from apportion.contracts.events import (
 from apportion.contracts.ids import NodeId, RunId, agent_author
 from apportion.contracts.testing import a_placement, as_fact
 from apportion.node_agent.core import AgentCore, DeviceHealthSeen, InventoryChanged, Observation
+from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.exclusive import Exclusive
 from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import Enforcer, Slices
@@ -66,11 +67,15 @@ class Agent:
         node_env = {SOCKET_VARIABLE: str(world.simulated.socket_path)}
         inventory = inventory_of(self.devices, path=path, is_simulated=True)
         watchdog = Watchdog(self.devices, session_of=session_leaders(self.processes))
-        self.mps = Mps(self.devices, watchdog, directory=world.root / "mps", path=path, env=node_env)
+        memory = CgroupMemory.found(self.devices, NODE, state_dir=world.root)
+        if memory is not None:
+            self.stack.callback(memory.close)
+        self.limits_memory = memory is not None
+        self.mps = Mps(self.devices, watchdog, directory=world.root / "mps", path=path, env=node_env, memory=memory)
         enforcers: dict[Mode, Enforcer] = {
             Mode.EXCLUSIVE: Exclusive(self.devices, end_idle_mps=self.mps.end_idle, directory=world.root / "exclusive"),
             Mode.MPS: self.mps,
-            Mode.TIMESLICE: TimeSlice(self.devices, watchdog),
+            Mode.TIMESLICE: TimeSlice(self.devices, watchdog, memory=memory),
         }
         self.uuids = [device.uuid for device in inventory.devices]
         for uuid in self.uuids:
@@ -126,10 +131,10 @@ class Agent:
 class World:
     """A machine with a simulated node, and a stream."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, driver: str = "580") -> None:
         self.root = directory / "agent"
         self.stream: list[Any] = []
-        self.simulated = SimulatedNode(NODE, state_dir=directory, devices=2, profile="a100-40")
+        self.simulated = SimulatedNode(NODE, state_dir=directory, devices=2, profile="a100-40", driver=driver)
 
     def append(self, fact: Fact, author: str = "") -> None:
         self.stream.append(as_fact(fact, len(self.stream) + 1, author=author))
@@ -144,9 +149,9 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="na-") as directory:
-        world = World(Path(directory))
+        world = World(Path(directory), getattr(request, "param", "580"))
         await world.simulated.open()
         try:
             yield world
@@ -269,6 +274,24 @@ async def test_an_mps_run_is_taken_off_its_server_before_it_is_killed(world: Wor
         finished = await agent.until(lambda: world.first(RunFinished, RunId("acme/good/0/1")))
         assert finished.cause is RunCause.SUCCESS
         await agent.until(lambda: True if len(world.facts(RunReleased)) == 2 else None)
+
+
+@pytest.mark.parametrize("world", ["615"], indirect=True)
+async def test_a_run_is_born_in_the_cgroup_that_limits_its_memory(world: World) -> None:
+    """Where the driver can: what it takes past its slice is refused, though nobody watches so closely."""
+    async with Agent(world, "s1") as agent:
+        if not agent.limits_memory:
+            pytest.skip("no unified cgroup hierarchy that we may write to: limits by cgroup can't be tried here")
+        world.append(a_workload(agent, "good", "train", "--seconds", "0.05", "--memory-mib", "4000"))
+        world.append(a_workload(agent, "bad", "train", "--seconds", "0.05", "--memory-mib", "5000"))
+        await agent.until(lambda: True if len(world.facts(RunReleased)) == 2 else None)
+        causes = {fact.run_id: fact.cause for fact in world.facts(RunFinished)}
+        assert causes == {
+            "acme/good/0/1": RunCause.SUCCESS,
+            "acme/bad/0/1": RunCause.OUT_OF_MEMORY,
+        }
+        started = world.first(RunStarted, RunId("acme/good/0/1"))
+        assert ("memory", "cgroup_memory_limit+watchdog") in {(one.what, one.by) for one in started.enforced}
 
 
 @pytest.mark.parametrize("crash", ["illegal access", "killed with work in flight"])

@@ -333,12 +333,13 @@ def test_the_surface_is_pynvmls(node: Node) -> None:
     nvml.nvmlDeviceSetComputeMode(handle, pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
     assert nvml.nvmlDeviceGetComputeMode(handle) == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
     events = nvml.nvmlEventSetCreate()
+    limits = pynvml.c_nvmlGetMemoryLimits_v1_t()
     for refused, call in (
         (pynvml.NVMLError_InvalidArgument, lambda: nvml.nvmlDeviceGetHandleByIndex(7)),
         (pynvml.NVMLError_NotFound, lambda: nvml.nvmlDeviceGetHandleByUUID("GPU-0")),
         (pynvml.NVMLError_NotFound, lambda: nvml.nvmlDeviceGetProcessUtilization(handle, 0)),
         (pynvml.NVMLError_NotFound, lambda: nvml.nvmlDeviceGetAccountingStats(handle, 1)),
-        (pynvml.NVMLError_FunctionNotFound, lambda: nvml.nvmlDeviceGetMemoryLimits_v1(handle, None)),
+        (pynvml.NVMLError_FunctionNotFound, lambda: nvml.nvmlDeviceGetMemoryLimits_v1(handle, limits)),
         (pynvml.NVMLError_Timeout, lambda: nvml.nvmlEventSetWait(events, 0)),
     ):
         with pytest.raises(refused):

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
 import structlog
 from msgspec import Meta
 
@@ -25,8 +26,9 @@ from apportion.contracts.fields import LABEL
 from apportion.contracts.ids import JobId, NodeId, PoolId, RunId, agent_author, job_of_run
 from apportion.contracts.units import MILLI_PER_DEVICE
 from apportion.node_agent import core
-from apportion.node_agent.capabilities import MPS_PARTITIONS
+from apportion.node_agent.capabilities import MEMORY_LIMITS, MPS_PARTITIONS
 from apportion.node_agent.dcgm import JobMapping
+from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.exclusive import Exclusive
 from apportion.node_agent.enforce.mig import Mig
 from apportion.node_agent.enforce.mps import Mps
@@ -117,6 +119,8 @@ class Agent:
         self._state_dir = settings.data_dir.absolute() / "nodes" / settings.node_id
         self._clock = SystemClock()
         self._simulated: SimulatedNode | None = None
+        self._limits_memory = False
+        """Device memory can be limited by cgroup here."""
 
     async def run(self, stop: asyncio.Event) -> int:
         """Work until ``stop``, then leave everything running and in order."""
@@ -129,6 +133,10 @@ class Agent:
             path = self._path()
             watchdog = Watchdog(devices, session_of=session_leaders(processes))
             mig = Mig(devices, watchdog, directory=self._state_dir / "mig")
+            memory = CgroupMemory.found(devices, self._node, state_dir=self._state_dir)
+            if memory is not None:
+                stack.callback(memory.close)
+            self._limits_memory = memory is not None
             inventory = self._inventory_now(devices, mig)
             mps = Mps(
                 devices,
@@ -137,13 +145,14 @@ class Agent:
                 path=path,
                 env={"HOME": "/", **self._node_env()},
                 partitions=self._partitions(inventory),
+                memory=memory,
             )
             exclusive = Exclusive(devices, end_idle_mps=mps.end_idle, directory=self._state_dir / "exclusive")
             enforcers: dict[Mode, Enforcer] = {
                 Mode.EXCLUSIVE: exclusive,
                 Mode.MIG: mig,
                 Mode.MPS: mps,
-                Mode.TIMESLICE: TimeSlice(devices, watchdog),
+                Mode.TIMESLICE: TimeSlice(devices, watchdog, memory=memory),
             }
             slices = Slices(devices, enforcers, usable={device.uuid: device for device in inventory.devices})
             shell = Shell(
@@ -209,6 +218,8 @@ class Agent:
             live = {one.run_id for one in adopted.found if one.started is not None}
             left = await mig.reconcile(live)
             await exclusive.reconcile(live)
+            if memory is not None:
+                memory.reconcile(live)
             await mps.recover(shell.mps_devices())
             reactor.feed(adopted)
             background = {
@@ -291,7 +302,7 @@ class Agent:
         return parts
 
     def _inventory_now(self, devices: Devices, mig: Mig) -> core.Inventory:
-        return inventory_of(
+        found = inventory_of(
             devices,
             path=self._path(),
             is_simulated=self._simulated is not None,
@@ -299,6 +310,10 @@ class Agent:
             foreign=mig.foreign,
             labels=self._labels,
         )
+        if self._limits_memory:
+            # Asked of a group that we made: our own may be the root, which has no limits.
+            return msgspec.structs.replace(found, capabilities={**found.capabilities, MEMORY_LIMITS: "ok"})
+        return found
 
     async def _follow_inventory(
         self,

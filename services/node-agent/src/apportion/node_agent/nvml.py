@@ -31,6 +31,8 @@ _EVENTS: Final = (
     | int(pynvml.nvmlEventTypeGpuUnavailableError)
     | int(pynvml.nvmlEventTypeGpuRecoveryAction)
 )
+_MIB: Final = 1024 * 1024
+_LIMIT_NONE: Final = int(pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX)
 _CPU_WORD: Final = 64
 _CPU_WORDS: Final = 16
 
@@ -120,6 +122,13 @@ class ProcessAccount(msgspec.Struct, frozen=True, kw_only=True):
     peak_mib: int | None
     busy_percent: int
     is_running: bool
+
+
+class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cgroup's processes may have of a device together; None without a limit."""
+
+    hard_mib: int | None
+    used_mib: int
 
 
 class XidSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -408,6 +417,25 @@ class Devices:
             return ""
         bus_id = self._call("nvmlDeviceGetNvLinkRemotePciInfo_v2", handle, link).busId
         return bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)
+
+    def set_memory_limit(self, uuid: DeviceUuid, cgroup: str, *, mib: int | None) -> None:
+        """Hold a cgroup's processes together to so much of the device; None lifts it. Lowering takes nothing back."""
+        limits = pynvml.c_nvmlSetMemoryLimits_v1_t()
+        limits.nameSpace = cgroup.encode()
+        limits.softLimit = 0 if mib is None else mib * _MIB
+        limits.hardLimit = _LIMIT_NONE if mib is None else mib * _MIB
+        self._call("nvmlDeviceSetMemoryLimits_v1", self._handle(uuid), limits)
+
+    def memory_limit(self, uuid: DeviceUuid, cgroup: str) -> MemoryLimit:
+        """What was set, and what is in use."""
+        limits = pynvml.c_nvmlGetMemoryLimits_v1_t()
+        limits.nameSpace = cgroup.encode()
+        self._call("nvmlDeviceGetMemoryLimits_v1", self._handle(uuid), limits)
+        hard = int(limits.hardLimit)
+        return MemoryLimit(
+            hard_mib=None if hard >= _LIMIT_NONE else mib_from_bytes(hard),
+            used_mib=mib_holding_bytes(int(limits.currentUsed)),
+        )
 
     def memory_limits_answer(self, cgroup: str) -> str:
         """How the driver answers a question for a cgroup's device memory limits: ``ok``, or the error's name."""

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Final, assert_never
 
 import msgspec
@@ -19,6 +20,7 @@ from apportion.contracts.causes import Mode, RunCause
 from apportion.contracts.events import IsolationTestStarted, IsolationVerdict, RunPlaced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import core, run_records
+from apportion.node_agent.enforce.cgroup_memory import enter
 from apportion.node_agent.enforce.fault_domains import DomainFailed
 from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import EnforcementFailed, Slices
@@ -159,9 +161,11 @@ class Shell:
                 node_env=self._node_env,
             )
             # Only here, after everything was read back, is anybody asked to start it.
-            process = await self._processes.start(
-                Launch(run_id=run, epoch=order.node_epoch, argv=order.command, env=env)
-            )
+            launch = Launch(run_id=run, epoch=order.node_epoch, argv=order.command, env=env)
+            if set_up.cgroup:
+                process = await self._born_in(launch, Path(set_up.cgroup))
+            else:
+                process = await self._processes.start(launch)
         except EnforcementFailed as err:
             return self._start_failed(run, RunCause.ENFORCEMENT_FAILED, str(err))
         except StartFailed as err:
@@ -181,6 +185,22 @@ class Shell:
         return core.ProcessStarted(
             run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=set_up.enforced
         )
+
+    async def _born_in(self, launch: Launch, group: Path) -> StartedProcess:
+        """Start the run's process in a cgroup: its shim goes in before the gate opens, and out again after."""
+        claim = await self._processes.prepare(launch)
+        try:
+            before = enter(group, claim.pid)
+        except OSError:
+            await self._processes.withdraw(launch.run_id)
+            raise
+        try:
+            return await self._processes.release(launch.run_id)
+        finally:
+            # It may serve another run next. Gone by now is fine, and then the group is empty as well.
+            with contextlib.suppress(OSError):
+                if before is not None:
+                    enter(before, claim.pid)
 
     async def _stop(self, run: RunId, grace_s: int) -> None:
         devices = self._mps_devices(run)

@@ -30,6 +30,7 @@ import structlog
 from apportion.contracts.events import Enforced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import canaries
+from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.fault_domains import DomainFailed, DomainSigns, judge
 from apportion.node_agent.enforce.partitions import PartitionBook
 from apportion.node_agent.enforce.slices import EnforcementFailed, SetUp
@@ -111,6 +112,7 @@ class Mps:
         path: str,
         env: dict[str, str],
         partitions: tuple[int, ...] = (),
+        memory: CgroupMemory | None = None,
     ) -> None:
         """``partitions``: parts of each device, in milli, that its SMs are split into, instead of by percentage."""
         self._devices = devices
@@ -118,6 +120,7 @@ class Mps:
         self._directory = directory
         self._env = {**env, "PATH": path}
         self._partitions = partitions
+        self._memory = memory
         self._domains: dict[DeviceUuid, _Domain] = {}
 
     async def apply(self, run: RunId, piece: Slice) -> SetUp:
@@ -159,16 +162,23 @@ class Mps:
             name, applied_milli, observed_milli = seen_partition
             env["CUDA_MPS_SM_PARTITION"] = name
             by = "mps_sm_partition"
+        group, observed_mib, memory_by = "", seen.memory_mib, "mps_pinned_limit+watchdog"
+        if self._memory is not None:
+            # The pinned limit is each process's own; this one is all of the run's.
+            path, limit_mib = self._memory.limit(run, piece)
+            group, observed_mib = str(path), min(limit_mib, seen.memory_mib)
+            memory_by = "cgroup_memory_limit+mps_pinned_limit+watchdog"
         return SetUp(
             env=env,
+            cgroup=group,
             enforced=(
                 Enforced(
                     device_uuid=uuid,
                     what="memory",
                     asked=piece.memory_mib,
                     applied=wanted.memory_mib,
-                    observed=seen.memory_mib,
-                    by="mps_pinned_limit+watchdog",
+                    observed=observed_mib,
+                    by=memory_by,
                 ),
                 Enforced(
                     device_uuid=uuid,
@@ -202,6 +212,8 @@ class Mps:
         if domain.partitions is not None:
             domain.partitions.give_back(run)
         self._watchdog.forget(run)
+        if self._memory is not None:
+            self._memory.lift(run, piece)
         if not domain.runs:
             domain.idle_since = time.monotonic()
             domain.pids.clear()

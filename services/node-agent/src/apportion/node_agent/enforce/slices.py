@@ -32,6 +32,8 @@ class SetUp(msgspec.Struct, frozen=True, kw_only=True):
     enforced: tuple[Enforced, ...] = ()
     visible: str = ""
     """What the process names in the device's place, where that is another: a MIG device."""
+    cgroup: str = ""
+    """The group that the process is to be born in; empty: wherever it is."""
 
 
 class Enforcer(Protocol):
@@ -69,6 +71,7 @@ class Slices:
         """Set up every slice; raises EnforcementFailed, and then none is."""
         env: dict[str, str] = {}
         visible: list[str] = []
+        cgroup = ""
         enforced: list[Enforced] = []
         done: list[Slice] = []
         instances = [piece for piece in pieces if piece.mode is Mode.MIG]
@@ -83,6 +86,7 @@ class Slices:
                 env |= one.env
                 enforced += one.enforced
                 visible.append(one.visible or piece.device_uuid)
+                cgroup = one.cgroup or cgroup
         except (EnforcementFailed, NvmlFailed) as err:
             await self.release(run, tuple(done))
             if isinstance(err, NvmlFailed):
@@ -92,7 +96,7 @@ class Slices:
             raise
         # By UUID, never by index: an index means another device wherever the order differs. Without a slice: none.
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
-        return SetUp(env=env, enforced=tuple(enforced))
+        return SetUp(env=env, enforced=tuple(enforced), cgroup=cgroup)
 
     def started(self, run: RunId, pieces: tuple[Slice, ...], pid: int) -> None:
         """The run's process runs."""

@@ -1,7 +1,8 @@
-"""A share of a device in turns: memory is watched, compute is best effort, and the report says exactly that."""
+"""A share of a device in turns: memory is watched or limited, compute is best effort, and the report says just that."""
 
 from apportion.contracts.events import Enforced, Slice
 from apportion.contracts.ids import RunId
+from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.slices import EnforcementFailed, SetUp
 from apportion.node_agent.enforce.watchdog import Watchdog
 from apportion.node_agent.nvml import COMPUTE_MODE_DEFAULT, Devices
@@ -10,9 +11,11 @@ from apportion.node_agent.nvml import COMPUTE_MODE_DEFAULT, Devices
 class TimeSlice:
     """The timeslice mode, on every device of the node."""
 
-    def __init__(self, devices: Devices, watchdog: Watchdog) -> None:
+    def __init__(self, devices: Devices, watchdog: Watchdog, *, memory: CgroupMemory | None = None) -> None:
+        """``memory``: limits by cgroup, where the driver has them."""
         self._devices = devices
         self._watchdog = watchdog
+        self._memory = memory
 
     async def apply(self, run: RunId, piece: Slice) -> SetUp:
         """Have the run's memory watched; raises EnforcementFailed where the device is closed to sharing."""
@@ -24,15 +27,20 @@ class TimeSlice:
         watched = self._watchdog.limit_of(run, uuid)
         if watched != piece.memory_mib:
             raise EnforcementFailed(uuid, "memory", asked=piece.memory_mib, observed=watched)
+        group, observed, by = "", watched, "watchdog"
+        if self._memory is not None:
+            path, observed = self._memory.limit(run, piece)
+            group, by = str(path), "cgroup_memory_limit+watchdog"
         return SetUp(
+            cgroup=group,
             enforced=(
                 Enforced(
                     device_uuid=uuid,
                     what="memory",
                     asked=piece.memory_mib,
                     applied=piece.memory_mib,
-                    observed=watched,
-                    by="watchdog",
+                    observed=observed,
+                    by=by,
                 ),
                 # 0 applied: nobody holds a neighbour back, and the tenant is told so.
                 Enforced(
@@ -53,6 +61,7 @@ class TimeSlice:
         self._watchdog.watch(run, piece)
 
     async def release(self, run: RunId, piece: Slice) -> None:
-        """Watch it no longer."""
-        del piece
+        """Watch it no longer, and lift its limit."""
         self._watchdog.forget(run)
+        if self._memory is not None:
+            self._memory.lift(run, piece)

@@ -19,6 +19,7 @@ import structlog
 from apportion.contracts.causes import IsolationFinding, IsolationTest, Mode
 from apportion.contracts.events import IsolationVerdict
 from apportion.contracts.ids import NodeId
+from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.exclusive import Exclusive
 from apportion.node_agent.enforce.mig import Mig
 from apportion.node_agent.enforce.mps import Mps
@@ -69,12 +70,17 @@ async def run(arguments: argparse.Namespace) -> tuple[IsolationVerdict, ...]:
         if simulated is not None:
             path, node_env = f"{simulated.tools}:{path}", {SOCKET_VARIABLE: str(simulated.socket_path)}
         watchdog = Watchdog(devices, session_of=lambda _: None)
-        mps = Mps(devices, watchdog, directory=directory / "mps", path=path, env={"HOME": "/", **node_env})
+        memory = CgroupMemory.found(devices, NodeId("here"), state_dir=directory)
+        if memory is not None:
+            stack.callback(memory.close)
+        mps = Mps(
+            devices, watchdog, directory=directory / "mps", path=path, env={"HOME": "/", **node_env}, memory=memory
+        )
         enforcers: dict[Mode, Enforcer] = {
             Mode.EXCLUSIVE: Exclusive(devices, end_idle_mps=mps.end_idle, directory=directory / "exclusive"),
             Mode.MIG: Mig(devices, watchdog, directory=directory / "mig"),
             Mode.MPS: mps,
-            Mode.TIMESLICE: TimeSlice(devices, watchdog),
+            Mode.TIMESLICE: TimeSlice(devices, watchdog, memory=memory),
         }
         inventory = inventory_of(devices, path=path, is_simulated=simulated is not None, env=node_env)
         slices = Slices(devices, enforcers, usable={device.uuid: device for device in inventory.devices})

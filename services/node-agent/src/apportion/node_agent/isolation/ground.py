@@ -20,7 +20,7 @@ from apportion.contracts.ids import RunId
 from apportion.node_agent.enforce.mps import CONTROL, Mps
 from apportion.node_agent.enforce.slices import Slices
 from apportion.node_agent.enforce.watchdog import Escape, Offence, Watchdog
-from apportion.node_agent.isolation.party import Party
+from apportion.node_agent.isolation.party import GROUP_VARIABLE, Party
 from apportion.node_agent.nvml import Devices, NvmlFailed
 from apportion.node_agent.processes import RUN_ID_VARIABLE
 
@@ -90,7 +90,7 @@ class Ground:
         self._pieces[name] = piece
         self.tools.watchdog.guests[run] = lambda found: self._caught(name, found)
         set_up = await self.tools.slices.apply(run, (piece,))
-        self._env[name] = {**set_up.env, RUN_ID_VARIABLE: run}
+        self._env[name] = {**set_up.env, RUN_ID_VARIABLE: run, GROUP_VARIABLE: set_up.cgroup}
         return piece
 
     async def share_slice(self, name: str, other: str) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final, Self
 
 _PROGRAM: Final = Path(__file__).with_name("subject.py")
+GROUP_VARIABLE: Final = "APPORTION_TEST_CGROUP"
+"""The group that a party joins before it touches the device; a run is born in it."""
 _ANSWER_S_MAX: Final = 60.0
 _END_S_MAX: Final = 5.0
 

@@ -95,6 +95,9 @@ def _obey(driver: "gpu.Driver", words: list[str]) -> None:
 
 def main() -> int:
     """The exit code: 0 once stdin has ended, 77 out of memory, 78 on another device error of a crash."""
+    if group := os.environ.get("APPORTION_TEST_CGROUP"):
+        with open(os.path.join(group, "cgroup.procs"), "w") as file:  # noqa: PTH118,PTH123
+            file.write(str(os.getpid()))
     try:
         driver = gpu.Driver()
         driver.memory(0)

@@ -26,6 +26,8 @@ _MPS_CLIENTS_MAX: Final = 48
 _MPS_CLIENTS_MAX_13_1: Final = 60
 _CUDA_13_1: Final = 13010
 _CUDA_13_5: Final = 13050
+_DRIVER_LIMITS: Final = 615
+"""From this branch on, device memory can be limited by cgroup."""
 _DRIVER_CONTAINS: Final = 610
 """From this branch on, a fault that an SM raised stays within its static partition."""
 _SMS_A_CHUNK: Final = 8
@@ -93,6 +95,7 @@ class Client:
         """Sticky, as in CUDA: once set, every later call of this client fails with it."""
         self.partition: str | None = None
         """The static SM partition that it works in."""
+        self.cgroup = "/"
 
 
 class MpsServer:
@@ -184,6 +187,8 @@ class Device:
         self.is_mig_enabled = False
         self.is_mig_pending = False
         """What the mode becomes at the next reset."""
+        self.memory_limits: dict[str, tuple[int, int]] = {}
+        """Soft and hard limit in bytes, by cgroup."""
         self.instances: dict[int, MigDevice] = {}
         """By GPU instance id."""
 
@@ -315,6 +320,7 @@ class SimNode:
         thread_percentage: str | None = None,
         pinned_limit: str | None = None,
         partition: str | None = None,
+        cgroup: str = "/",
     ) -> Client:
         """A process that initialises the driver. Without a daemon at its pipe directory it gets whole devices.
 
@@ -325,6 +331,7 @@ class SimNode:
             raise DriverError("CUDA_ERROR_MPS_SERVER_NOT_READY", "the server has not been started")
         devices = _visible(daemon.devices if daemon is not None else self.devices, visible)
         client = Client(self._next(), pid, start_ticks, devices, daemon)
+        client.cgroup = cgroup
         if daemon is not None:
             assert daemon.server is not None
             if daemon.server.faulted:
@@ -411,11 +418,40 @@ class SimNode:
             )
         if mib > context.device.free_mib():
             raise DriverError("CUDA_ERROR_OUT_OF_MEMORY", f"{mib} MiB asked, {context.device.free_mib()} MiB free")
+        self._check_cgroups(context.client, context.device, mib)
         handle = self._next()
         context.allocations[handle] = mib
         context.used_mib += mib
         context.peak_mib = max(context.peak_mib, context.used_mib)
         return handle
+
+    def set_memory_limit(self, device: Device, cgroup: str, soft: int, hard: int) -> None:
+        """Limit what a cgroup's processes have of the device together, in bytes; from driver 615 on."""
+        self._need_limits(device)
+        if soft > hard:
+            raise DriverError("NVML_ERROR_INVALID_ARGUMENT", "the soft limit is beyond the hard one")
+        if hard >= _NO_LIMIT:
+            device.memory_limits.pop(cgroup, None)
+        else:
+            device.memory_limits[cgroup] = (soft, hard)
+
+    def memory_limit(self, device: Device, cgroup: str) -> tuple[int, int, int]:
+        """Soft limit, hard limit, and what is in use, in bytes."""
+        self._need_limits(device)
+        soft, hard = device.memory_limits.get(cgroup, (0, _NO_LIMIT))
+        return soft, hard, _used_by(device, cgroup) * 1024 * 1024
+
+    def _need_limits(self, device: Device) -> None:
+        if self.driver_branch < _DRIVER_LIMITS:
+            raise DriverError("NVML_ERROR_FUNCTION_NOT_FOUND")
+        if isinstance(device, MigDevice) or device.is_mig_enabled:
+            raise DriverError("NVML_ERROR_NOT_SUPPORTED", "not on a board in MIG mode")
+
+    def _check_cgroups(self, client: Client, device: Device, mib: int) -> None:
+        """Refuse what is over the hard limit of the client's group, or of one above it."""
+        for cgroup, (_, hard) in device.memory_limits.items():
+            if _is_within(client.cgroup, cgroup) and (_used_by(device, cgroup) + mib) * 1024 * 1024 > hard:
+                raise DriverError("CUDA_ERROR_OUT_OF_MEMORY", f"{mib} MiB asked, beyond the limit of {cgroup}")
 
     def free(self, client: Client, handle: int) -> None:
         """Give an allocation back."""
@@ -460,6 +496,7 @@ class SimNode:
         need = CONTEXT_MIB + (MPS_SERVER_MIB if is_first else 0)
         if need > device.free_mib() or (context.pinned_mib is not None and context.pinned_mib < CONTEXT_MIB):
             raise DriverError("CUDA_ERROR_OUT_OF_MEMORY", f"a context needs {need} MiB, {device.free_mib()} MiB free")
+        self._check_cgroups(client, device, CONTEXT_MIB)
         device.contexts[context.number] = context
         client.contexts[device.uuid] = context
         device.clock.open(context.number, owner, context.cap_sms, now_us, partition=client.partition)
@@ -660,6 +697,18 @@ def _owner(client: Client) -> tuple[str, int]:
     if client.mps is not None and client.mps.server is not None:
         return ("mps", client.mps.server.pid)
     return ("process", client.pid)
+
+
+_NO_LIMIT: Final = 2**64 - 1
+
+
+def _is_within(cgroup: str, other: str) -> bool:
+    return cgroup == other or cgroup.startswith(f"{other.rstrip('/')}/")
+
+
+def _used_by(device: Device, cgroup: str) -> int:
+    """MiB of the device that the group's processes have."""
+    return sum(one.used_mib for one in device.contexts.values() if _is_within(one.client.cgroup, cgroup))
 
 
 def _is_lost(device: Device) -> bool:

@@ -540,6 +540,20 @@ class SimulatedNvml:
         stats.isRunning = int(entry["is_running"])
         return stats
 
+    def nvmlDeviceSetMemoryLimits_v1(self, device: _Handle, limits: Any) -> None:
+        self._ask(
+            "set_memory_limit",
+            index=device.index,
+            namespace=_text(limits.nameSpace),
+            soft=limits.softLimit,
+            hard=limits.hardLimit,
+        )
+
+    def nvmlDeviceGetMemoryLimits_v1(self, device: _Handle, limits: Any) -> None:
+        limits.softLimit, limits.hardLimit, limits.currentUsed = self._ask(
+            "memory_limit", index=device.index, namespace=_text(limits.nameSpace)
+        )
+
     # Events
 
     def nvmlEventSetCreate(self) -> _EventSet:
@@ -634,6 +648,11 @@ def _pointer(kind: Any, index: int, number: int) -> Any:
 def _address(pointer: Any) -> tuple[int, int]:
     value = ctypes.cast(pointer, ctypes.c_void_p).value or 0
     return (value >> 8) - 1, value & 0xFF
+
+
+def _text(value: str | bytes | None) -> str:
+    """Pynvml gives a struct's bytes as text."""
+    return value.decode() if isinstance(value, bytes) else value or ""
 
 
 def _referred(reference: Any) -> Any:

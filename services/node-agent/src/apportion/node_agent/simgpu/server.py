@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
+from apportion.node_agent import cgroups
 from apportion.node_agent.simgpu import tools
 from apportion.node_agent.simgpu.model import (
     CONTEXT_MIB,
@@ -170,6 +171,22 @@ class InjectRemapFailure(_Request, frozen=True, tag="inject_remap_failure"):
     index: int
 
 
+class SetMemoryLimit(_Request, frozen=True, tag="set_memory_limit"):
+    """As nvmlDeviceSetMemoryLimits_v1; the namespace is a directory of the host's unified cgroup hierarchy."""
+
+    index: int
+    namespace: str
+    soft: int
+    hard: int
+
+
+class GetMemoryLimit(_Request, frozen=True, tag="memory_limit"):
+    """As nvmlDeviceGetMemoryLimits_v1."""
+
+    index: int
+    namespace: str
+
+
 class ResetDevice(_Request, frozen=True, tag="reset"):
     """Bring a board back to health."""
 
@@ -180,6 +197,7 @@ Request = (
     SystemInfo | DeviceState | DeviceProcesses | ProcessUtilization | SetComputeMode | SetAccounting | AccountingPids
     | AccountingStats | WaitEvent | InjectXid | InjectHeat | ResetDevice | MigState | SetMig | CreateInstance
     | ChangeInstance | InjectEcc | InjectRemapFailure
+    | SetMemoryLimit | GetMemoryLimit
 )  # fmt: skip
 
 
@@ -353,6 +371,7 @@ class SimServer:
                 thread_percentage=_optional(percentage),
                 pinned_limit=_optional(pinned),
                 partition=_optional(partition),
+                cgroup=cgroups.group_of(connection.pid),
             )
         except DriverError as error:
             connection.refuse(error)
@@ -557,6 +576,14 @@ class SimServer:
                 device = self._device(request.index)
                 self.node.inject_ecc(device, corrected=request.corrected, uncorrected=request.uncorrected)
                 self._tell_events()
+            case SetMemoryLimit():
+                device = self._device(request.index)
+                self.node.set_memory_limit(device, _cgroup(request.namespace), request.soft, request.hard)
+            case GetMemoryLimit():
+                device = self._device(request.index)
+                # Asked first: an old driver doesn't know the call, whatever the directory.
+                self.node.memory_limit(device, "/")
+                return self.node.memory_limit(device, _cgroup(request.namespace))
             case InjectRemapFailure():
                 self._device(request.index).has_remap_failed = True
             case ResetDevice():
@@ -743,6 +770,19 @@ class SimServer:
 
 _LATER: Final = object()
 """The answer is sent when there is one."""
+
+
+def _cgroup(namespace: str) -> str:
+    """The group's path below the mount; refused for what is none, and for the root, which has no limits."""
+    mount = cgroups.mount_here()
+    if mount is None:
+        raise DriverError("NVML_ERROR_NOT_SUPPORTED", "no unified cgroup hierarchy")
+    path = Path(namespace)
+    if not path.is_dir() or not path.is_relative_to(mount):
+        raise DriverError("NVML_ERROR_NOT_FOUND", namespace)
+    if path == mount:
+        raise DriverError("NVML_ERROR_NOT_SUPPORTED", "the root has no limits")
+    return f"/{path.relative_to(mount)}"
 
 
 def _optional(field: str) -> str | None:
