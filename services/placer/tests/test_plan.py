@@ -1,16 +1,18 @@
 """What would become of a job: the placer's own next decision, on a copy."""
 
+from typing import Any
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, Pending
-from apportion.contracts.ids import JobId, agent_author
+from apportion.contracts.causes import Mode, Pending, ServiceClass
+from apportion.contracts.ids import JobId, NodeId, RunId, agent_author
 from apportion.contracts.testing import ACME, NOON, a_job, a_node, a_placement, a_queue, a_spec, as_fact
 from apportion.placer import core
 from apportion.placer.plan import Plan, Starts, planned
-from apportion.placer.state import State
+from apportion.placer.state import S, State
 from apportion.placer.words import score_words
 
 JOB = JobId("acme/next")
@@ -52,6 +54,30 @@ def test_what_does_not_fit_is_told_for_what_it_would_wait() -> None:
     assert found.text.startswith("It would wait. acme/next has waited 0 s")
     never = plan_of(state, mode=Mode.MIG)
     assert never.starts is Starts.NEVER
+
+
+def test_who_would_have_to_make_room_is_named() -> None:
+    """With the run, how long it has to end, and by which right it is stopped."""
+    whole: dict[str, Any] = {"compute_milli": 1000, "memory_mib": 0}
+    state = told(
+        a_queue(),
+        a_node(devices=1),
+        a_job("spot", service_class=ServiceClass.SPOT, **whole),
+        a_placement("acme/spot", compute_milli=1000, memory_mib=81_920, mode=Mode.EXCLUSIVE),
+        ev.RunStarted(run_id=RunId("acme/spot/0/1"), node_id=NodeId("node-1"), pid=1, started_at=NOON),
+    )
+    found = planned(
+        core.restore(core.snapshot(state)),
+        JOB,
+        ACME,
+        a_spec(service_class=ServiceClass.ONLINE, preemptible=False, **whole),
+        NOON + 3600 * S,
+    )
+    assert (found.starts, [each.run_id for each in found.preempts]) == (Starts.LATER, ["acme/spot/0/1"])
+    assert found.rule
+    assert found.why is not None
+    assert found.why.code is Pending.WAITING_FOR_PREEMPTION
+    assert found.text == "It would start once acme/spot has made room, which is told to stop and has 10 s for it."
 
 
 @settings(max_examples=40, deadline=None)

@@ -85,7 +85,7 @@ def plan_text(answer: dict[str, Any]) -> list[str]:
         if each["excluded"]:
             lines.append(f"    out: {', '.join(f'{count} {why}' for why, count in each['excluded'].items())}")
     lines += [
-        f"  would be preempted: {each['run_id']} on {each['node_id']}, {each['grace_s']} s to end"
+        f"  would be preempted: {each['run_id']} on {each['node_id']}, {each['grace_s']} s to end ({answer['rule']})"
         for each in answer.get("preempts", ())
     ]
     return [printable(line) for line in lines]

@@ -12,7 +12,6 @@ from typing import Final
 from msgspec import Struct
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import StopCause
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import ADMISSION, PLACER, Author, JobId, NodeId, RunId, TenantId, job_of_run
 from apportion.placer import core
@@ -63,7 +62,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     starts: Starts
     places: tuple[Place, ...] = ()
     preempts: tuple[Stopped, ...] = ()
-    """What the same decisions would stop, whether for this job or for one before it."""
+    """What would be stopped for this job."""
+    rule: str = ""
+    """By which right."""
     before: int = 0
     """Jobs that the same decisions would place."""
     why: Why | None = None
@@ -83,7 +84,8 @@ def planned(state: State, job_id: JobId, tenant: TenantId, spec: ev.JobSpec, now
     places: list[Place] = []
     stops: list[Stopped] = []
     before: set[JobId] = set()
-    policy = ""
+    chosen: set[RunId] = set()
+    policy = rule = ""
     is_settled = False
     for _ in range(ROUNDS_MAX):
         facts = core.decide(state, now)
@@ -94,7 +96,10 @@ def planned(state: State, job_id: JobId, tenant: TenantId, spec: ev.JobSpec, now
                     policy = fact.policy
                 elif not places:
                     before.add(fact.job_id)
-            elif isinstance(fact, ev.RunStopOrdered) and fact.cause is StopCause.PREEMPTED:
+            elif isinstance(fact, ev.PreemptionDecided) and fact.job_id == job_id:
+                chosen.update(fact.runs)
+                rule = fact.rule
+            elif isinstance(fact, ev.RunStopOrdered) and fact.run_id in chosen:
                 stops.append(
                     Stopped(
                         run_id=fact.run_id,
@@ -117,6 +122,7 @@ def planned(state: State, job_id: JobId, tenant: TenantId, spec: ev.JobSpec, now
         starts=starts,
         places=tuple(places),
         preempts=tuple(stops),
+        rule=rule,
         before=len(before),
         why=why,
         policy=policy,
@@ -152,7 +158,10 @@ def _text(starts: Starts, places: list[Place], stops: list[Stopped], before: int
             return f"{first}More go before it than were looked at: ask again once fewer wait."
         case Starts.LATER if stops:
             names = ", ".join(sorted({stop.job_id for stop in stops}))
-            return f"{first}It would start once {names} made room, and be preempted for it: {why.text if why else ''}"
+            grace_s = max(stop.grace_s for stop in stops)
+            return (
+                f"{first}It would start once {names} has made room, which is told to stop and has {grace_s} s for it."
+            )
         case Starts.LATER:
             return f"{first}It would wait. {why.text if why else ''}"
         case Starts.NEVER:
