@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from apportion.contracts.causes import WorkloadKind
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId
 from apportion.placer.books import least_charge
 from apportion.placer.durations import expected
@@ -66,14 +67,21 @@ def _likely(round_: Round) -> list[NodeId]:
     return [run.node_id for key in state.holders[:HOLDERS_MAX] for run in jobs[key[2]].runs.values() if run.holds]
 
 
-def _ends(round_: Round, job: JobView, run: RunView) -> _Ends:
+_Took = dict[tuple[TenantId, WorkloadKind], tuple[int, int] | None]
+"""How long runs took, as far as it was looked up for this estimate."""
+
+
+def _ends(round_: Round, job: JobView, run: RunView, known: _Took) -> _Ends:
     """When the run may end: at its time limit at the latest, or after as long as such runs took."""
     now = round_.now
     if run.stop is not None:
         return _Ends(now, now + job.spec.grace_s * S, "runs that are being stopped")
     began_at = run.started_at or run.placed_at
     limit_at = began_at + job.spec.time_limit_s * S if job.spec.time_limit_s else None
-    took = expected(round_.state.kept.durations, job.tenant, job.spec.kind)
+    sort = (job.tenant, job.spec.kind)
+    if sort not in known:
+        known[sort] = expected(round_.state.kept.durations, *sort)
+    took = known[sort]
     if took is None:
         return _Ends(None, None, "") if limit_at is None else _Ends(now, max(now, limit_at), "time limits")
     low_at, high_at = began_at + took[0] * S, began_at + took[1] * S
@@ -87,6 +95,7 @@ def _room(round_: Round, demand: Demand, nodes: list[NodeId]) -> Estimate:
     low: list[tuple[int, int]] = []
     high: list[tuple[int, int]] = []
     bases: set[str] = set()
+    known: _Took = {}
     for node_id in nodes:
         room = round_.room(node_id)
         if room.state is not NodeState.READY:
@@ -94,13 +103,16 @@ def _room(round_: Round, demand: Demand, nodes: list[NodeId]) -> Estimate:
         places = places_on(demand, room.kind)
         if isinstance(places, Out):
             continue
-        ends = []
+        ends: list[tuple[_Ends, RunView]] = []
         for run_id in round_.state.pool.nodes[node_id].runs:
             job = round_.state.pool.jobs[round_.state.pool.run_jobs[run_id]]
             run = job.runs[run_id]
-            found = _ends(round_, job, run)
-            ends.append((found, run))
-            bases.add(found.basis)
+            found = _ends(round_, job, run, known)
+            if found.low_at is not None:
+                ends.append((found, run))
+                bases.add(found.basis)
+        if not ends and demand.replicas == 1:
+            continue  # it doesn't fit there now, and when that changes nobody can say
         low += _steps(demand, room, places, [(each.low_at, run) for each, run in ends if each.low_at is not None])
         high += _steps(demand, room, places, [(each.high_at, run) for each, run in ends if each.high_at is not None])
     low_at, high_at = _reached(low, demand.replicas), _reached(high, demand.replicas)
@@ -168,10 +180,11 @@ def _quota(round_: Round, shape: Shape, queue: QueueId) -> Estimate:
     more = least_charge(shape.demand)
     holders = []
     bases: set[str] = set()
+    known: _Took = {}
     for job_id in _holders_below(round_, queue):
         job = round_.state.pool.jobs[job_id]
         runs = [run for run in job.runs.values() if run.holds]
-        ends = [_ends(round_, job, run) for run in runs]
+        ends = [_ends(round_, job, run, known) for run in runs]
         held: quota.Amounts = dict(quota.ONE_JOB)
         for run in runs:
             node = round_.state.pool.nodes.get(run.node_id)
