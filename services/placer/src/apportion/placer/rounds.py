@@ -19,6 +19,8 @@ from apportion.placer.orders import CLASS_RANK, OrderKey, S
 from apportion.placer.policies import policy_id
 from apportion.placer.preempt import Planner
 from apportion.placer.ranking import Ranking, follow
+from apportion.placer.reservations import NEVER as NO_END
+from apportion.placer.reservations import RELEASE_S, START_S, Reservation, free_at, reserve
 from apportion.placer.rooms import (
     NEVER,
     Demand,
@@ -26,8 +28,6 @@ from apportion.placer.rooms import (
     NodeRoom,
     Out,
     hidden,
-    replicas_when_empty,
-    shortfall,
     slices_on,
     with_run,
 )
@@ -124,6 +124,9 @@ class Round:
         """Whose turn it is when, until something of theirs is placed."""
         self._free: dict[tuple[str, ...], tuple[int, dict[str, int]]] = {}
         self._evictions = Evictions(state, now)
+        self._reservation: Reservation | None = None
+        self._ends: dict[NodeId, int] = {}
+        """When what the round has placed on each node will have left at the latest."""
         self._taken: dict[NodeId, list[tuple[Demand, tuple[int, ...], str]]] = {}
 
     def run(self) -> None:
@@ -211,6 +214,7 @@ class Round:
         """Go once over those who wait, in order; True where somebody was placed."""
         pool = self.state.pool
         self.reserved = {}
+        self._reservation = None
         turns = Turns(self._parent_of, self._turn_of)
         for number, line in enumerate(self.lines):
             line.block = None
@@ -221,7 +225,7 @@ class Round:
         placed = len(self.placed)
         given_up = False
         # A round only takes room away: who doesn't fit, doesn't fit later in this pass either.
-        blocks: dict[tuple[QueueId, Demand], Block] = {}
+        blocks: dict[tuple[QueueId, Demand, int], Block] = {}
         while (turn := turns.first()) is not None:
             line = self.lines[turn]
             job = pool.jobs[line.keys[line.at][3]]
@@ -229,7 +233,7 @@ class Round:
             if replicas <= GANG_MAX and len(self.facts) + replicas > self._limit():
                 self.is_full = True
                 break
-            alike = (line.shape.queue, line.shape.demand)
+            alike = (line.shape.queue, line.shape.demand, line.shape.length_s)
             found = blocks.get(alike) or self.take(line.shape, job.tenant)
             if isinstance(found, Block):
                 line.block = blocks[alike] = found
@@ -361,7 +365,7 @@ class Round:
             if (kept_for := self._evictions.kept_for(room.node_id, shape)) is not None:
                 reserved_for = kept_for
                 return False
-            if room.node_id in self.reserved:
+            if room.node_id in self.reserved and not self._passes(shape):
                 reserved_for = self.reserved[room.node_id]
                 return False
             # Where the charge depends on the device, a smaller one may fit the limits that the best doesn't.
@@ -380,6 +384,10 @@ class Round:
         if over is None:
             return Block(reserved_for=reserved_for)
         return Block(over_quota=over[1], quota_of=over[0], reserved_for=reserved_for)
+
+    def _passes(self, shape: Shape) -> bool:
+        """Whether jobs of this shape may be placed on what is kept for another, as they will have left in time."""
+        return self._reservation is not None and self._reservation.admits(shape.length_s, self.now)
 
     def _set(self, room: NodeRoom) -> None:
         self._changes += 1
@@ -404,41 +412,35 @@ class Round:
         return found
 
     def _reserve(self, shape: Shape, job: JobView, block: Block) -> None:
-        """Keep nodes for the first job that has been blocked for long: those nearest to hosting it.
-
-        Nothing new goes where it waits, so the nearest only get nearer as runs end, and its wait is bounded by theirs.
-        """
+        """Keep nodes for the first job that has been blocked for long (see ``reservations``)."""
         after = self.state.settings.reserve_after_s
         waiting_since = max(job.queued_at, job.not_before_at)
         if self._evictions.is_awaited(job):
             return
         if self.reserved or block.quota_of is not None or after < 0 or self.now - waiting_since < after * S:
             return
-        demand = shape.demand
-        ranking = self.ranking(demand)
-        nearest = []
-        for node_id, found in ranking.looks.items():
-            room = self.room(node_id)
-            if found not in NEVER and room.state is NodeState.READY and not self._evictions.kept_for(node_id, shape):
-                nearest.append((shortfall(demand, room), node_id))
-        missing = demand.replicas
-        kept = []
-        for _, node_id in sorted(nearest):
-            count = replicas_when_empty(demand, self.room(node_id))
-            if count:
-                kept.append(node_id)
-                missing -= count
-            if missing <= 0:
-                self.reserved = dict.fromkeys(kept, job.job_id)
-                return
+        looks = self.ranking(shape.demand).looks
+        rooms = [
+            (room, max(self._ends.get(node_id, 0), free_at(self.state.pool, node_id)))
+            for node_id, found in looks.items()
+            if found not in NEVER
+            and (room := self.room(node_id)).state is NodeState.READY
+            and not self._evictions.kept_for(node_id, shape)
+        ]
+        self._reservation = reserve(shape.demand, job.job_id, rooms)
+        if self._reservation is not None:
+            self.reserved = dict.fromkeys(sorted(self._reservation.nodes), job.job_id)
 
     def _state_placed(self, job: JobView, demand: Demand, choices: list[Choice]) -> None:
         self.placed.append(job.job_id)
         self._evictions.placed(job.job_id)
         policy = policy_id(self._selection.policy(demand))
         spec = job.spec
+        length_s = spec.time_limit_s + spec.grace_s + START_S + RELEASE_S
+        ends_at = self.now + length_s * S if spec.time_limit_s else NO_END
         for replica, choice in enumerate(choices):
             room = choice.room
+            self._ends[room.node_id] = max(ends_at, self._ends.get(room.node_id, 0))
             self.facts.append(
                 ev.RunPlaced(
                     caused_by=job.last_event,

@@ -27,6 +27,7 @@ from apportion.placer.orders import S as S  # noqa: PLC0414 - others have it fro
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies.best_fit import BEST_FIT
 from apportion.placer.ranking import Ranking
+from apportion.placer.reservations import length_of
 from apportion.placer.rooms import Demand, NodeRoom, demand_of, room_after, room_of_node
 from apportion.pool import quota
 from apportion.pool import state as pools
@@ -109,6 +110,8 @@ class Shape(msgspec.Struct, frozen=True):
     """Whose, where tenants of the queue take turns."""
     line: int = 0
     """Which line, where the queue's order has several."""
+    length_s: int = 0
+    """How long a run may take, in steps; 0: for ever."""
 
 
 @dataclass(slots=True)
@@ -235,6 +238,7 @@ def shape_of(state: State, job: JobView) -> Shape:
         demand_of_job(state, job),
         job.tenant if is_in_turns else TenantId(""),
         orders.line_of(job, order_in(state, job.spec.queue)),
+        length_of(job) if state.settings.reserve_after_s >= 0 else 0,
     )
 
 
