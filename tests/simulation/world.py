@@ -704,6 +704,7 @@ class World:
             ),
             depends_on=self._followed(number) if rng.random() < 0.15 else (),
             time_limit_s=30 if rng.random() < 0.05 else None,
+            max_wait_s=rng.choice((None, None, 5)),
             grace_s=2,
             # Few before the others, and those small: what is asked must come to an end although they go first.
             service_class=rng.choice((None, None, None, None, ServiceClass.ONLINE, ServiceClass.SPOT)),

@@ -887,6 +887,28 @@ def test_the_deadline_ends_a_job_between_two_attempts() -> None:
     only(history.settle(NOON + 6), ev.JobExpired)
 
 
+def test_a_job_that_waits_longer_than_it_said_is_named_once_and_waits_on() -> None:
+    """Whoever was promised a bound hears that it was broken, with the numbers; a hold is nobody's delay."""
+    history = a_pool()
+    history.fact(a_job(answers=0, max_wait_s=60))
+    assert history.settle(NOON + 60 * S - 1) == []
+    assert core.wake_at(history.state, NOON) == NOON + 60 * S
+    exceeded = only(history.settle(NOON + 60 * S), ev.JobWaitExceeded)
+    assert (exceeded.attempt, exceeded.max_wait_s, exceeded.since_at) == (1, 60, NOON)
+    assert core.wake_at(history.state, NOON) is None
+    run = history.place()
+    history.finish(run, RunCause.PREEMPTED)
+    history.release(run, at=NOON + 70 * S)
+    only(history.settle(NOON + 70 * S), ev.JobRequeued)
+    history.wish(ev.JobHoldRequested(job_id="train-7"))
+    history.settle(NOON + 71 * S)
+    assert history.settle(NOON + 500 * S) == []
+    history.wish(ev.JobReleaseRequested(job_id="train-7"))
+    _, exceeded = history.settle(NOON + 501 * S)
+    assert isinstance(exceeded, ev.JobWaitExceeded)
+    assert (exceeded.attempt, exceeded.since_at) == (2, NOON + 70 * S)
+
+
 def test_a_round_of_ends_is_bounded_and_the_next_goes_on() -> None:
     """A lost fleet of a thousand jobs fits into no single batch."""
     history = a_pool()

@@ -67,7 +67,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {},
     {"job_id": None},
     {"job_id": "b", "gang": ev.Gang(size=3)},
-    {"job_id": "c", "retry": ev.Retry(limit=2, backoff_s=0)},
+    {"job_id": "c", "retry": ev.Retry(limit=2, backoff_s=0), "max_wait_s": 5},
     {"job_id": "d", "time_limit_s": 20},
     {"job_id": "e", "deadline": "2026-09-01T12:01:30Z", "retry": ev.Retry(limit=3, backoff_s=0)},
     {"job_id": None, "idempotency_key": "k"},

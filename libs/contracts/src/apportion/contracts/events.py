@@ -1067,6 +1067,17 @@ class JobRequeued(Fact, frozen=True, kw_only=True, tag="JobRequeued.v1"):
     memory_mib_before: int = 0
 
 
+class JobWaitExceeded(Fact, frozen=True, kw_only=True, tag="JobWaitExceeded.v1"):
+    """The job has waited longer for slices than it said it could; it waits on. By admission, once an attempt."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    attempt: int
+    max_wait_s: int
+    since_at: Instant
+    """From when on it could have been placed."""
+
+
 class JobSucceeded(Fact, frozen=True, kw_only=True, tag="JobSucceeded.v1"):
     """Every replica ended well. Terminal; written by admission."""
 
@@ -1733,6 +1744,7 @@ JobFact = (
     | JobResized
     | JobStopping
     | JobRequeued
+    | JobWaitExceeded
     | JobSucceeded
     | JobFailed
     | JobCancelled

@@ -167,6 +167,7 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             | ev.JobStopping()
             | ev.JobRequeued()
             | ev.JobSucceeded()
+            | ev.JobWaitExceeded()
             | ev.JobFailed()
             | ev.JobCancelled()
             | ev.JobExpired()

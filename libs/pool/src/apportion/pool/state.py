@@ -161,6 +161,8 @@ class JobView(Struct):
     retries_used: int = 0
     waits_for: tuple[JobId, ...] = ()
     """Jobs that have to end before it may be placed."""
+    wait_exceeded: int = 0
+    """The attempt of which it was stated that it waits longer than it should; 0: none."""
     unmet: JobId | None = None
     """One that it waited for and that ended otherwise than it asked: it never runs."""
     avoid_nodes: tuple[NodeId, ...] = ()
@@ -260,6 +262,9 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
                 job.last_event = entry.event_id
         case ev.JobRequeued():
             _requeued(pool, entry, event)
+        case ev.JobWaitExceeded():
+            if (job := pool.jobs.get(event.job_id)) is not None:
+                job.wait_exceeded = event.attempt
         case ev.JobHeld():
             _held(pool, event)
         case ev.JobReleased():

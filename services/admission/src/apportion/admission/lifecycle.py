@@ -3,7 +3,8 @@
 ::
 
     queued ── deadline ─────────────────────────────► JobExpired
-        └ ─── a job that it follows ended otherwise ─► JobFailed(DependencyFailed)
+        │ ─── a job that it follows ended otherwise ─► JobFailed(DependencyFailed)
+        └ ─── longer than it said it could ──────────► JobWaitExceeded, and it waits on
     running ─ every run ended well, and released ───► JobSucceeded
         │ ─── a run ended otherwise while others live ► JobStopping(GangBroken)
         │ ─── deadline, time limit ─────────────────► JobStopping(Deadline, TimeLimit)
@@ -86,12 +87,13 @@ def is_due_now(job: JobView) -> bool:
 
 def next_instant(job: JobView) -> int:
     """When the job calls for a fact unless something happens before; 0 for never."""
-    deadline_at = job.spec.deadline_at
-    if not deadline_at and not job.spec.time_limit_s:
+    spec = job.spec
+    deadline_at = spec.deadline_at
+    if not deadline_at and not spec.time_limit_s and not spec.max_wait_s:
         return 0
     match job.state:
         case JobState.QUEUED:
-            return deadline_at
+            return min((at for at in (deadline_at, _patience_at(job)) if at), default=0)
         case JobState.RUNNING if has_live_runs(job):
             limits = (deadline_at, _limit_at(job))
             return min((at for at in limits if at), default=0)
@@ -103,6 +105,17 @@ def _limit_at(job: JobView) -> int:
     if not job.spec.time_limit_s or not job.first_started_at:
         return 0
     return job.first_started_at + ns_from_s(job.spec.time_limit_s)
+
+
+def _waits_since(job: JobView) -> int:
+    return max(job.queued_at, job.not_before_at)
+
+
+def _patience_at(job: JobView) -> int:
+    """When the job will have waited as long as it said it could; 0 where it said nothing, or can't be placed anyway."""
+    if not job.spec.max_wait_s or job.wait_exceeded == job.attempt or job.hold is not None or job.waits_for:
+        return 0
+    return _waits_since(job) + ns_from_s(job.spec.max_wait_s)
 
 
 def next_fact(job: JobView, now: int, requested_at: int, pool: Pool) -> ev.Fact | None:
@@ -118,7 +131,10 @@ def next_fact(job: JobView, now: int, requested_at: int, pool: Pool) -> ev.Fact 
         case JobState.QUEUED:
             if job.unmet is not None:
                 return _unmet(job, job.unmet)
-            return _expired(job) if is_past_deadline else None
+            if is_past_deadline:
+                return _expired(job)
+            patience_at = _patience_at(job)
+            return _waited_too_long(job) if patience_at and patience_at <= now else None
         case JobState.RUNNING:
             if is_settled(job):
                 return _settled(job, now, requested_at, pool)
@@ -150,6 +166,16 @@ def next_fact(job: JobView, now: int, requested_at: int, pool: Pool) -> ev.Fact 
 
 def _expired(job: JobView) -> ev.JobExpired:
     return ev.JobExpired(job_id=job.job_id, deadline_at=job.spec.deadline_at, caused_by=job.last_event)
+
+
+def _waited_too_long(job: JobView) -> ev.JobWaitExceeded:
+    return ev.JobWaitExceeded(
+        job_id=job.job_id,
+        attempt=job.attempt,
+        max_wait_s=job.spec.max_wait_s,
+        since_at=_waits_since(job),
+        caused_by=job.last_event,
+    )
 
 
 def _unmet(job: JobView, other: JobId) -> ev.JobFailed:

@@ -449,7 +449,10 @@ class State:
             case ev.JobDuplicate():
                 kept.remembered.note_repeated(event.answers, event.first_wish)
                 self._answered(event.answers)
-            case ev.WishRejected() | ev.WishJudged() | ev.JobHeld() | ev.JobReleased() | ev.JobReprioritized():
+            case ev.WishRejected() | ev.WishJudged() | ev.JobReprioritized():
+                self._answered(event.answers)
+            case ev.JobHeld() | ev.JobReleased():
+                self.reconsider(event.job_id)
                 self._answered(event.answers)
             case ev.QueueUpserted():
                 self.index_queues()
@@ -467,7 +470,7 @@ class State:
             case ev.JobStopping() | ev.JobResized():
                 self.reconsider(event.job_id)
                 self._answered(event.answers)
-            case ev.JobRequeued():
+            case ev.JobRequeued() | ev.JobWaitExceeded():
                 self.reconsider(event.job_id)
             case ev.LateFactIgnored():
                 kept.late.pop(event.fact_seq, None)

@@ -414,6 +414,9 @@ class Round:
     def _reserve(self, shape: Shape, job: JobView, block: Block) -> None:
         """Keep nodes for the first job that has been blocked for long (see ``reservations``)."""
         after = self.state.settings.reserve_after_s
+        if job.spec.max_wait_s and after >= 0:
+            # It said how long it can wait: half of that is left for what is kept for it to become free.
+            after = min(after, job.spec.max_wait_s // 2)
         waiting_since = max(job.queued_at, job.not_before_at)
         if self._evictions.is_awaited(job):
             return
