@@ -10,13 +10,27 @@ from typing import Final
 from apportion.node_agent.nvml import NvmlFailed
 
 OK: Final = "ok"
+_SILENCE: Final = "no answer"
 _CANARY: Final = Path(__file__).parent / "canary.py"
-_ANSWER_S_MAX: Final = 3.0
-"""Without persistence mode a driver takes a second or two to wake a board; a wedged server takes for ever."""
+_ANSWERS_S_MAX: Final = (3.0, 6.0)
+"""Without persistence mode a driver takes a second or two to wake a board; a wedged server takes for ever.
+
+Who doesn't answer is asked once more, and given longer: on a busy host silence alone proves nothing, and to be believed
+it costs all who share the server.
+"""
 
 
 def ask(env: Mapping[str, str], is_seen: Callable[[int], bool]) -> str:
     """``ok`` where a process with this environment gets a context and is seen; else how it fared. Blocks."""
+    said = ""
+    for s_max in _ANSWERS_S_MAX:
+        said = _ask(env, is_seen, s_max)
+        if not said.startswith(_SILENCE):
+            break
+    return said
+
+
+def _ask(env: Mapping[str, str], is_seen: Callable[[int], bool], s_max: float) -> str:
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_CANARY)],
         env=dict(env),
@@ -29,8 +43,9 @@ def ask(env: Mapping[str, str], is_seen: Callable[[int], bool]) -> str:
     )
     assert process.stdout is not None
     try:
-        if not select.select([process.stdout], [], [], _ANSWER_S_MAX)[0]:
-            return f"no answer in {_ANSWER_S_MAX:g} s"
+        if not select.select([process.stdout], [], [], s_max)[0]:
+            process.kill()  # It has no context yet, and so nothing in flight.
+            return f"{_SILENCE} in {s_max:g} s"
         said = process.stdout.readline().strip()
         if not said.startswith("ok "):
             return said or "it ended without a word"
@@ -39,7 +54,7 @@ def ask(env: Mapping[str, str], is_seen: Callable[[int], bool]) -> str:
         return str(err)
     finally:
         try:
-            process.communicate(timeout=_ANSWER_S_MAX)  # It ends with its stdin, by itself: a kill might harm others.
+            process.communicate(timeout=s_max)  # It ends with its stdin, by itself: a kill might harm others.
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
