@@ -174,6 +174,27 @@ async def test_two_tenants_with_one_message_id_hear_their_own_answers(bus: Bus, 
     assert (other["answer"], other["job_id"], other["tenant"]) == ("JobAdmitted", "globex/two", "globex")
 
 
+async def test_who_was_told_to_come_again_is_looked_at_anew_within_the_bus_window(
+    bus: Bus, admission: Admission
+) -> None:
+    """The bus would swallow the same id for two minutes; a number of seconds in the answer must be one that holds."""
+    await admission.start()
+    policy = ev.PolicyUpsertRequested(for_tenant="acme", rate_per_min=60, burst=1, reason="slow")
+    await bus.publish_wish(codec.encode_wish(POOL, policy, tenant=OPERATOR, event_id="p-1", source="/test"))
+    bodies = {name: msgspec.json.encode(a_job_request(job_id=name)) for name in ("one", "two")}
+    first = await ask(bus, bodies["one"], headers("e-1"))
+    assert first["answer"] == "JobAdmitted"
+    put_off = await ask(bus, bodies["two"], headers("e-2"))
+    while put_off["answer"] == "JobRejected":
+        assert (put_off["code"], put_off["retry_after_s"]) == ("RateLimited", 1)
+        again = await ask(bus, bodies["two"], headers("e-2"))
+        assert again["wish_seq"] > put_off["wish_seq"]
+        put_off = again
+    assert (put_off["answer"], put_off["job_id"]) == ("JobAdmitted", "acme/two")
+    # Now that it was answered for good, the same id gets that answer.
+    assert (await ask(bus, bodies["two"], {**headers("e-2"), "Nats-Msg-Id": "other"}))["answer"] == "JobDuplicate"
+
+
 async def test_an_answer_that_takes_too_long_is_pending_and_found_again(bus: Bus, admission: Admission) -> None:
     """Nodes are the monitor's, which isn't there: nobody answers, and the asker hears that its wish is stored."""
     await admission.start()

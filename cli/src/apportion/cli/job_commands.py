@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from apportion.cli.places import Place
     from apportion.client import Answer
     from apportion.client.aio import Wait
+    from apportion.contracts.events import JobAdmitted
 
 TIMELINE_MAX: Final = 2_000
 """Facts of one job that `show` prints at most."""
@@ -190,6 +191,7 @@ def answer_fields(answer: "Answer") -> dict[str, Any]:
                 "reached": "admitted",
                 "job_id": answer.job_id,
                 "replicas": answer.replicas,
+                **_advised(answer.fact),
             }
         case Duplicate():
             return {
@@ -218,6 +220,7 @@ def answer_fields(answer: "Answer") -> dict[str, Any]:
                 "expected": no.expected,
                 "found": no.found,
                 "message": no.message,
+                **({"retry_after_s": no.retry_after_s} if isinstance(no, ev.JobRejected) and no.retry_after_s else {}),
             }
         case Started():
             first = {} if answer.first is None else answer_fields(answer.first)
@@ -232,11 +235,17 @@ def answer_fields(answer: "Answer") -> dict[str, Any]:
                     return {**said, "wait_ms": end.wait_ms, "run_ms": end.run_ms}
                 case ev.JobFailed():
                     why = {"cause": str(end.cause), "exit_code": end.exit_code, "signal": end.signal}
-                    return {**said, **why, **({"detail": answer.detail} if answer.detail else {})}
+                    detail = answer.detail or end.reason
+                    return {**said, **why, **({"detail": detail} if detail else {})}
                 case _:
                     return {**said, "cause": type(end).__name__}
         case _:
             raise AssertionError(f"an answer without a text: {answer!r}")
+
+
+def _advised(admitted: "JobAdmitted") -> dict[str, str]:
+    advice = admitted.advice
+    return {} if advice is None else {"advice": f"{advice.text}; {advice.suggested_mib} MiB would do"}
 
 
 def _print_answer(answer: dict[str, Any], output: str) -> None:
@@ -267,7 +276,8 @@ def answer_text(answer: dict[str, Any]) -> str:
     repeat = ""
     if answer.get("first_wish"):
         repeat = f"\n  asked before, as wish {answer['first_wish']}: no second job was made"
-    return f"{answer['job_id'] or 'request ' + answer['id']} {answer['outcome']}{more}{took}{repeat}"
+    advice = f"\n  {printable(answer['advice'])}" if answer.get("advice") else ""
+    return f"{answer['job_id'] or 'request ' + answer['id']} {answer['outcome']}{more}{took}{repeat}{advice}"
 
 
 # Lists and answers --------------------------------------------------------------------------------------------------

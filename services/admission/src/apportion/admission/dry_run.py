@@ -89,6 +89,10 @@ def _sentences(fact: ev.Fact, before: Seen | None, queues: Mapping[QueueId, Queu
     match fact:
         case ev.JobAdmitted():
             yield f"It is admitted to queue {fact.spec.queue}, and waits for {_share(fact.spec)}."
+            if fact.waits_for:
+                yield f"It is placed once {' and '.join(fact.waits_for)} ended as it asked."
+            if fact.advice is not None:
+                yield f"Advice: {fact.advice.text}; {fact.advice.suggested_mib} MiB would do."
             for queue in quota.lineage(queues, fact.spec.queue):
                 yield from _limits(queue, is_own=queue.queue_id == fact.spec.queue)
         case ev.JobDuplicate():
