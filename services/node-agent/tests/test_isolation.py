@@ -11,6 +11,7 @@ import pytest
 
 from apportion.contracts.causes import IsolationFinding, IsolationTest
 from apportion.contracts.events import IsolationCheck
+from apportion.node_agent import canaries
 from apportion.node_agent.isolation.__main__ import run
 from apportion.node_agent.isolation.judgement import changes_permille, check, overall, reported
 
@@ -55,6 +56,7 @@ async def test_a_shared_device_is_tried_and_left_as_it_was(monkeypatch: pytest.M
     """The same script as on hardware, in small: each check passes, and its control does harm."""
     directory = Path(tempfile.mkdtemp(prefix="na-"))
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    monkeypatch.setattr(canaries, "ANSWERS_S_MAX", (0.5, 1.5))
     verdicts = await run(
         argparse.Namespace(
             mode="mps",

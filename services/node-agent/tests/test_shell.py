@@ -27,6 +27,7 @@ from apportion.contracts.events import (
 )
 from apportion.contracts.ids import NodeId, RunId, agent_author
 from apportion.contracts.testing import a_placement, as_fact
+from apportion.node_agent import canaries
 from apportion.node_agent.core import AgentCore, DeviceHealthSeen, InventoryChanged, Observation
 from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.exclusive import Exclusive
@@ -295,8 +296,11 @@ async def test_a_run_is_born_in_the_cgroup_that_limits_its_memory(world: World) 
 
 
 @pytest.mark.parametrize("crash", ["illegal access", "killed with work in flight"])
-async def test_a_failed_fault_domain_is_attributed_and_replaced(world: World, crash: str) -> None:
+async def test_a_failed_fault_domain_is_attributed_and_replaced(
+    world: World, crash: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The offender's end is its own; its neighbour's costs no retry; the next run finds a working device."""
+    monkeypatch.setattr(canaries, "ANSWERS_S_MAX", (0.5, 1.5))  # A wedged server is silent for as long as one waits.
     async with Agent(world, "s1") as agent:
         mps = {"mode": Mode.MPS}
         world.append(a_workload(agent, "good", "train", "--seconds", "60", "--step-ms", "20", **mps))

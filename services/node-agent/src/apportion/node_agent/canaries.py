@@ -12,7 +12,7 @@ from apportion.node_agent.nvml import NvmlFailed
 OK: Final = "ok"
 _SILENCE: Final = "no answer"
 _CANARY: Final = Path(__file__).parent / "canary.py"
-_ANSWERS_S_MAX: Final = (3.0, 6.0)
+ANSWERS_S_MAX: Final = (3.0, 6.0)
 """Without persistence mode a driver takes a second or two to wake a board; a wedged server takes for ever.
 
 Who doesn't answer is asked once more, and given longer: on a busy host silence alone proves nothing, and to be believed
@@ -23,7 +23,7 @@ it costs all who share the server.
 def ask(env: Mapping[str, str], is_seen: Callable[[int], bool]) -> str:
     """``ok`` where a process with this environment gets a context and is seen; else how it fared. Blocks."""
     said = ""
-    for s_max in _ANSWERS_S_MAX:
+    for s_max in ANSWERS_S_MAX:
         said = _ask(env, is_seen, s_max)
         if not said.startswith(_SILENCE):
             break
