@@ -4,6 +4,7 @@
 #   make test [COVERAGE=1]         unit, property, contract, simulation and integration tests
 #   make check                     format, lint, types, import walls, generated documents
 #   make sim [SEED=7] [EVENTS=N]   one simulated run; the same seed is the same run
+#   make chaos [SEED=7] [ROUNDS=N]  random faults on a real pool, and whether everything held that must
 #   make e2e                       the whole stack, driven through the command
 #   make isolation                 the isolation tests in every mode, each with its negative control
 #   make torture [ROUNDS=1000]     kill -9 of a node's agent at random moments: nothing lost, started twice or left
@@ -28,13 +29,14 @@ PYTHON ?=
 JOBS ?= 2
 SEED ?= 1
 EVENTS ?= 200000
+ROUNDS ?= 200
 ROUNDS ?= 1000
 COVERAGE ?=
 
 .PHONY: help venv demo test check format docs sim e2e isolation torture kills bench lock audit clean
 
 help:
-	@sed -n '3,13s/^# \{0,1\}//p' Makefile
+	@sed -n '3,14s/^# \{0,1\}//p' Makefile
 
 # Set-up: run again only when a requirement changed.
 $(BIN)/python:
@@ -97,6 +99,9 @@ docs: $(VENV)/.dev-ready
 
 sim: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.simulation --seed $(SEED) --events $(EVENTS) $(ARGS)
+
+chaos: $(VENV)/.runtime-ready
+	@$(BIN)/python -m bench.chaos --seed $(SEED) --rounds $(ROUNDS) $(ARGS)
 
 e2e: $(VENV)/.dev-ready
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
