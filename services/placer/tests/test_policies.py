@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from apportion.contracts import events as ev
+from apportion.contracts.causes import WorkloadKind
 from apportion.contracts.ids import PLACER, DeviceUuid, NodeId, QueueId, agent_author
 from apportion.contracts.testing import NOON, a_device, a_job, a_node, a_queue, a_spec, as_fact
 from apportion.placer import core, plugins
@@ -74,6 +75,75 @@ def test_each_queue_may_have_a_policy_of_its_own() -> None:
     )
     assert where(state) == ["1-0", "2-0", "1-0"]
     assert [fact.policy.partition("@")[0] for fact in placed(state)] == ["pack", "spread", "pack"]
+
+
+def test_least_response_looks_for_the_quietest_device() -> None:
+    """A request waits for what its device does already, whatever memory is in use there."""
+    busy = [a_job("a", compute_milli=600, memory_mib=1000), a_job("b", compute_milli=100, memory_mib=60_000)]
+    state = told(a_queue(), a_node("node-1"), *busy, *shares(200), policy="least_response")
+    assert where(state) == ["1-0", "1-1", "1-1"]
+
+
+def test_round_robin_deals_in_turn() -> None:
+    """Time slices are as long as they can be: the next run goes where the fewest take turns."""
+    pool = [a_queue(), a_node("node-1"), a_node("node-2", devices=1)]
+    assert where(told(*pool, *shares(10, 10, 10, 10), policy="round_robin")) == ["1-0", "2-0", "1-1", "2-0"]
+
+
+def test_throughput_takes_the_fastest_that_is_free() -> None:
+    """How fast a model is, the pool says; what it doesn't name is as slow as the slowest."""
+    nodes = [with_devices(a_node(f"node-{at}"), a_device(0, node=f"node-{at}", model=f"m{at}")) for at in (1, 2, 3)]
+    whole = [a_job(f"w{at}", compute_milli=1000, memory_mib=0) for at in range(3)]
+    state = told(a_queue(), *nodes, *whole, policy="throughput:m2=300+m3=100")
+    assert where(state) == ["2-0", "1-0", "3-0"]
+    assert placed(state)[0].policy.startswith("throughput:m2=300+m3=100@1#")
+
+
+def test_weighted_aims_are_what_the_pool_says() -> None:
+    """The same two nodes, two pools with other weights."""
+    pool = [a_queue(), a_node("node-1"), a_node("node-2"), *shares(400, 300)]
+    assert where(told(*pool, policy="weighted:full_node=3+quiet_device=1")) == ["1-0", "1-1"]
+    assert where(told(*pool, policy="weighted:quiet_node=1")) == ["1-0", "2-0"]
+
+
+def test_balance_keeps_both_dimensions_of_use() -> None:
+    """A share that asks for little memory goes where memory is short already."""
+    state = told(
+        a_queue(),
+        a_node("node-1", devices=1),
+        a_node("node-2", devices=1),
+        a_job("a", compute_milli=100, memory_mib=60_000),
+        a_job("c", compute_milli=390, memory_mib=1000),
+        policy="weighted:balance=1",
+    )
+    assert where(state) == ["1-0", "1-0"]
+
+
+def test_each_kind_of_work_may_have_a_policy_and_its_queue_goes_first() -> None:
+    """Training packs and inference is spread, in one queue."""
+    jobs = [
+        a_job(f"{kind}-{at}", kind=kind, compute_milli=200, memory_mib=16_000)
+        for kind in (WorkloadKind.TRAINING, WorkloadKind.INFERENCE)
+        for at in range(2)
+    ]
+    state = told(
+        a_queue(),
+        a_node("node-1"),
+        a_node("node-2"),
+        *jobs,
+        policy_by_kind="training=pack,inference=least_response",
+    )
+    found = {fact.job_id: (fact.policy.partition("@")[0], fact.slices[0].device_uuid) for fact in placed(state)}
+    assert {policy for policy, _ in found.values()} == {"pack", "least_response"}
+    assert found["acme/training-0"][1] == found["acme/training-1"][1]  # type: ignore[index]  # ids are texts
+    assert found["acme/inference-0"][1] != found["acme/inference-1"][1]  # type: ignore[index]  # ids are texts
+
+
+@pytest.mark.parametrize("wanted", ["throughput:m1", "throughput:m1=0", "weighted:fast=1", "weighted:balance=-1"])
+def test_a_policy_that_is_made_of_nonsense_says_what_it_wants(wanted: str) -> None:
+    """Found out when the process starts, not at the first job."""
+    with pytest.raises(PolicyUnknown, match=r"is no (MODEL=SPEED|AIM=WEIGHT)"):
+        resolved(wanted)
 
 
 def seen_before(*sizes: tuple[int, int], often: int = 40) -> list[ev.Fact]:

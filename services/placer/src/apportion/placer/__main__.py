@@ -10,11 +10,12 @@ from typing import Annotated, Final, Literal
 import structlog
 from msgspec import Meta
 
+from apportion.contracts.causes import WorkloadKind
 from apportion.contracts.ids import PLACER, PoolId
 from apportion.placer import core, plugins
-from apportion.placer.policies import POLICIES, policy_id, resolved
+from apportion.placer.policies import PolicyUnknown, policy_id, resolved
 from apportion.placer.questions import Questions
-from apportion.placer.state import Settings, State, policies_by_queue
+from apportion.placer.state import Settings, State, policies_by_name
 from apportion.runtime import telemetry
 from apportion.runtime.clock import SystemClock
 from apportion.runtime.drain import run_service
@@ -36,9 +37,12 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """What the placer can be told. All of it but what every service knows goes into the lease's claim."""
 
     policy: str = _DEFAULT.policy
-    """How candidates are scored: best_fit, pack, spread, headroom, fragmentation_gradient, or an installed plugin."""
+    """How candidates are scored: best_fit, pack, spread, headroom, fragmentation_gradient, least_response, round_robin,
+    throughput:MODEL=SPEED+..., weighted:AIM=WEIGHT+..., or what an installed package offers."""
     policy_by_queue: str = ""
     """Queues that have a policy of their own: ``queue=policy``, comma-separated."""
+    policy_by_kind: str = ""
+    """Kinds of work that have one, where their queue has none: ``training=headroom,inference=least_response``."""
     mps_trust: Literal["pool", "tenant"] = "tenant"
     """Who may share an MPS device, where one client's fault ends the others: everybody, or jobs of one tenant."""
     reserve_after_s: Annotated[int, Meta(ge=-1, le=2_147_483_647)] = _DEFAULT.reserve_after_s
@@ -93,8 +97,9 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
         found = {name: getattr(self, name) for name in sorted(Settings.__struct_fields__)}
         # By their ids, so that a replay by another version of a policy is known to be one.
         found["policy"] = policy_id(resolved(self.policy))
-        pairs = policies_by_queue(self.policy_by_queue).items()
-        found["policy_by_queue"] = ",".join(f"{queue}={policy_id(resolved(policy))}" for queue, policy in sorted(pairs))
+        for key in ("policy_by_queue", "policy_by_kind"):
+            pairs = policies_by_name(getattr(self, key)).items()
+            found[key] = ",".join(f"{name}={policy_id(resolved(policy))}" for name, policy in sorted(pairs))
         return found
 
 
@@ -150,25 +155,21 @@ def _details(state: State) -> dict[str, object]:
 
 def _settings(argv: Sequence[str]) -> PlacerSettings:
     loaded = from_command_line(PlacerSettings, SERVICE, argv)
-    for key in ("policy", "policy_by_queue"):
+    for key in ("policy", "policy_by_queue", "policy_by_kind"):
         text = getattr(loaded.settings, key)
-        named = [text] if key == "policy" else list(policies_by_queue(text).values())
-        parts = 1 if key == "policy" else len([part for part in text.split(",") if part.strip()])
-        for policy in named:
-            if policy not in POLICIES:
-                expected = f"one of {', '.join(sorted(POLICIES))}"
-                raise SettingsInvalid(where=loaded.origins[key], key=key, expected=expected, found=repr(policy))
-        if len(named) != parts:
-            raise SettingsInvalid(where=loaded.origins[key], key=key, expected="queue=policy, ...", found=repr(text))
-    settings = loaded.settings
-    if settings.memory_buffer_pct and settings.memory_oversubscribe_pct != _DEFAULT.memory_oversubscribe_pct:
-        raise SettingsInvalid(
-            where=loaded.origins["memory_buffer_pct"],
-            key="memory_buffer_pct",
-            expected=f"0 beside memory_oversubscribe_pct {settings.memory_oversubscribe_pct}",
-            found=str(settings.memory_buffer_pct),
-            hint="A pool keeps memory back, or books more than it has: never both.",
-        )
+        named = {"": text} if key == "policy" else policies_by_name(text)
+        expected = ""
+        for policy in named.values():
+            try:
+                resolved(policy)
+            except PolicyUnknown as err:
+                expected = f"a policy: {err}"
+        if key != "policy" and len(named) != sum(1 for part in text.split(",") if part.strip()):
+            expected = "name=policy, comma-separated, each name once"
+        if key == "policy_by_kind" and not named.keys() <= set(WorkloadKind):
+            expected = f"kinds of work: {', '.join(WorkloadKind)}"
+        if expected:
+            raise SettingsInvalid(where=loaded.origins[key], key=key, expected=expected, found=repr(text))
     return loaded.settings
 
 

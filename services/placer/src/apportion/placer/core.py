@@ -85,7 +85,7 @@ def decided(state: State, now: int, *, is_memo_used: bool = True) -> list[ev.Fac
 def cannot_decide(state: State) -> str | None:
     """Why this installation can't make the state's decisions: a policy that it was set to isn't here. None: it can."""
     try:
-        for wanted in (state.settings.policy, *state.queue_policies.values()):
+        for wanted in (state.settings.policy, *state.queue_policies.values(), *state.kind_policies.values()):
             resolved(wanted)
     except PolicyUnknown as err:
         return str(err)

@@ -19,6 +19,7 @@ from apportion.placer.rooms import (
     Fit,
     NodeRoom,
     Out,
+    hidden,
     look,
     places_on,
     room_of_node,
@@ -257,6 +258,8 @@ def _capacity(demand: Demand, room: NodeRoom) -> int:
         count += 1
         if count < demand.replicas:
             room = with_run(demand, room, found.picks, demand.trust)
+            if demand.is_distinct:
+                room = hidden(room, found.picks)
     return count
 
 

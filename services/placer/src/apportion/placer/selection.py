@@ -36,7 +36,7 @@ class Selection:
         """Those that the round has changed."""
         self._is_memo_used = is_memo_used
         self._policies: dict[str, Policy] = {"": resolved(state.settings.policy)}
-        for name in state.queue_policies.values():
+        for name in (*state.queue_policies.values(), *state.kind_policies.values()):
             self._policies[name] = resolved(name)
         self._outlook: Outlook | None = None
         self._market: Market | None = None

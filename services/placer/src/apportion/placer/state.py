@@ -54,6 +54,8 @@ class Settings(Weights, frozen=True, kw_only=True):
     """Name of the pool's policy, or its id (``name@version#digest``)."""
     policy_by_queue: str = ""
     """Where a queue's is another: ``queue=policy``, comma-separated."""
+    policy_by_kind: str = ""
+    """Where a kind of work's is another, and its queue's isn't: ``kind=policy``, comma-separated."""
     mps_trust: str = "tenant"
     """Who may share an MPS device: ``pool``, everybody; ``tenant``, jobs of one tenant."""
     reserve_after_s: int = 30
@@ -174,7 +176,9 @@ class State:
     totals: Amounts = field(default_factory=dict)
     """What there is of each resource on nodes that are not fenced."""
     kinds: dict[object, Kind] = field(default_factory=dict)
-    queue_policies: dict[QueueId, str] = field(default_factory=dict)
+    kind_policies: dict[str, str] = field(default_factory=dict)
+    """What the settings say of kinds of work."""
+    queue_policies: dict[str, str] = field(default_factory=dict)
     """What the settings say of queues."""
     free: Free = field(default_factory=Free)
     memo: dict[Demand, Ranking] = field(default_factory=dict)
@@ -196,7 +200,11 @@ class State:
 
 def state_of(kept: Kept) -> State:
     """The state with its indexes built anew."""
-    state = State(kept, queue_policies=policies_by_queue(kept.settings.policy_by_queue))
+    state = State(
+        kept,
+        kind_policies=policies_by_name(kept.settings.policy_by_kind),
+        queue_policies=policies_by_name(kept.settings.policy_by_queue),
+    )
     for node_id in sorted(kept.pool.nodes):
         _refresh_room(state, node_id)
     for job_id in sorted(kept.pool.jobs):
@@ -211,14 +219,14 @@ def demand_of_job(state: State, job: JobView) -> Demand:
         job.tenant,
         is_pool_trusted=state.settings.mps_trust != "tenant",
         avoid=job.avoid_nodes,
-        policy=state.queue_policies.get(job.spec.queue, ""),
+        policy=state.queue_policies.get(job.spec.queue) or state.kind_policies.get(job.spec.kind, ""),
     )
 
 
-def policies_by_queue(text: str) -> dict[QueueId, str]:
-    """The setting ``policy_by_queue`` as a mapping; parts that name no queue or no policy are passed over."""
+def policies_by_name(text: str) -> dict[str, str]:
+    """``name=policy``, comma-separated, as a mapping; parts that have no name or no policy are passed over."""
     pairs = (part.strip().partition("=") for part in text.split(","))
-    return {QueueId(queue.strip()): policy.strip() for queue, _, policy in pairs if queue.strip() and policy.strip()}
+    return {name.strip(): policy.strip() for name, _, policy in pairs if name.strip() and policy.strip()}
 
 
 def order_in(state: State, queue: QueueId) -> QueueOrder:

@@ -4,27 +4,36 @@ A third party's policy is registered by the process that runs the placer or repl
 ``apportion.placer.plugins``). A decision under a policy that isn't there can't be made, and says so.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from apportion.placer.policies.base import Policy, policy_id
 from apportion.placer.policies.best_fit import BEST_FIT
 from apportion.placer.policies.gradient import GRADIENT
 from apportion.placer.policies.headroom import HEADROOM
+from apportion.placer.policies.least_response import LEAST_RESPONSE
 from apportion.placer.policies.pack import PACK
+from apportion.placer.policies.round_robin import ROUND_ROBIN
 from apportion.placer.policies.spread import SPREAD
+from apportion.placer.policies.throughput import Throughput
+from apportion.placer.policies.weighted import Weighted
 
-BUILT_IN: Final[tuple[Policy, ...]] = (BEST_FIT, GRADIENT, HEADROOM, PACK, SPREAD)
+BUILT_IN: Final[tuple[Policy, ...]] = (BEST_FIT, GRADIENT, HEADROOM, LEAST_RESPONSE, PACK, ROUND_ROBIN, SPREAD)
 POLICIES: Final[dict[str, Policy]] = {policy.name: policy for policy in BUILT_IN}
 """Every policy that a pool can be set to, by name; those of third parties once they are registered."""
+
+MAKERS: Final[dict[str, Callable[[str], Policy]]] = {"throughput": Throughput, "weighted": Weighted}
+"""Policies that are made of what stands behind their name and a colon; they raise ValueError where that is nonsense."""
 
 
 class PolicyUnknown(LookupError):
     """The policy that the settings name isn't here, or not in that version."""
 
-    def __init__(self, wanted: str) -> None:
+    def __init__(self, wanted: str, here: Policy | None = None, detail: str = "") -> None:
         self.wanted = wanted
-        here = POLICIES.get(wanted.partition("@")[0])
-        found = f"here is {policy_id(here)}" if here is not None else f"here are {', '.join(sorted(POLICIES))}"
+        names = ", ".join(sorted([*POLICIES, *(f"{name}:..." for name in MAKERS)]))
+        found = detail or (f"here is {policy_id(here)}" if here is not None else f"here are {names}")
         super().__init__(
             f"no policy {wanted}: {found}; install the package that offers it (entry points of the group "
             "apportion.placer.policies), in the version that decided"
@@ -41,10 +50,20 @@ def register(policy: Policy) -> None:
 
 def resolved(wanted: str) -> Policy:
     """The policy of this name, or of this id (``name@version#digest``). Raises PolicyUnknown."""
-    policy = POLICIES.get(wanted.partition("@")[0])
+    name = wanted.partition("@")[0]
+    try:
+        policy = POLICIES.get(name) or _made(name)
+    except ValueError as err:
+        raise PolicyUnknown(wanted, detail=str(err)) from err
     if policy is None or ("@" in wanted and policy_id(policy) != wanted):
-        raise PolicyUnknown(wanted)
+        raise PolicyUnknown(wanted, policy)
     return policy
 
 
-__all__ = ["BEST_FIT", "BUILT_IN", "POLICIES", "Policy", "PolicyUnknown", "policy_id", "register", "resolved"]
+@lru_cache(maxsize=256)
+def _made(name: str) -> Policy | None:
+    kind, _, of = name.partition(":")
+    return MAKERS[kind](of) if kind in MAKERS else None
+
+
+__all__ = ["BEST_FIT", "BUILT_IN", "MAKERS", "POLICIES", "Policy", "PolicyUnknown", "policy_id", "register", "resolved"]
