@@ -79,6 +79,10 @@ class Torture:
                 "--data-dir", str(self.data_dir), "--log-batch-ms", "20", stdout=err, stderr=err,
             )  # fmt: skip
 
+    def last_words(self) -> str:
+        """The end of what the monitors said."""
+        return (self.data_dir.parent / "monitor.err").read_text(errors="replace")[-4_000:]
+
     async def end(self, sig: signal.Signals) -> int:
         """Its exit code."""
         assert self.monitor is not None
@@ -157,6 +161,9 @@ async def tortured(rounds: int, seed: int) -> dict[str, int]:
                 for number in range(rounds):
                     await torture.round(number)
                 return {"kills": torture.kills, "bus_kills": server.restarts, **await torture.check()}
+            except (AssertionError, TimeoutError):
+                sys.stderr.write(f"after {torture.kills} kills; the monitor's last words:\n{torture.last_words()}\n")
+                raise
             finally:
                 torture.stop.set()
                 publishing.cancel()

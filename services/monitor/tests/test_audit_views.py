@@ -14,6 +14,7 @@ from apportion.contracts.causes import (
     IsolationTest,
     Mode,
     Pending,
+    PreemptionKind,
     RunCause,
     Severity,
     StopCause,
@@ -206,6 +207,30 @@ def test_an_alert_has_its_end_and_whoever_looked_at_it(tmp_path: Path) -> None:
             ("device-hot", "GPU-1", "warning", 90, 60, "user:eve"),
             ("device-hot", "GPU-1", "warning", 90, None, None),
         ]
+
+
+def test_a_preemption_by_the_placer_names_the_job_that_it_was_for(tmp_path: Path) -> None:
+    """One that an operator asked for names none: then the actor and the reason say why."""
+    decided = ev.PreemptionDecided(
+        job_id=HIGH,
+        kind=PreemptionKind.PRIORITY,
+        victims=(LOW,),
+        runs=(LOW_1,),
+        nodes=(NODE,),
+        rule="a higher class goes first",
+    )
+    stops = [
+        ev.RunStopOrdered(run_id=run, node_id=NODE, cause=StopCause.PREEMPTED, grace_s=7, actor="service:placer")
+        for run in (LOW_1, RunId("acme/other/0/1"))
+    ]
+    tape = Tape()
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append([tape.fact(a_node()), tape.fact(decided), *(tape.fact(stop) for stop in stops)])
+        rows = asked(log, "SELECT run_id, for_job, preemption, rule FROM v_preemptions ORDER BY ordinal")
+    assert rows == [
+        (LOW_1, "acme/high", PreemptionKind.PRIORITY.value, "a higher class goes first"),
+        ("acme/other/0/1", None, None, None),
+    ]
 
 
 def test_what_a_queue_may_hold_and_holds(log: EventLog) -> None:
