@@ -17,7 +17,7 @@ _CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 1
 _SECTIONS: Final = (
     ("Run a pool", ("up", "demo", "doctor")),
     ("Ask for work", ("submit", "plan", "cancel", "hold", "release", "reprioritize", "preempt", "resize", "size")),
-    ("Look", ("jobs", "show", "why", "nodes", "events", "logs")),
+    ("Look", ("top", "jobs", "show", "why", "nodes", "events", "logs")),
     ("Share it out", ("queue", "policy")),
     ("Care for nodes", ("alerts", "cordon", "drain", "uncordon", "thaw")),
     ("Who is let in", ("keys",)),
@@ -101,6 +101,7 @@ def outcome(arguments: list[str] | None = None) -> int:
         pool_commands,
         queue_commands,
         scenario_commands,
+        top_commands,
         usage_commands,
         whatif_commands,
         wish_commands,
