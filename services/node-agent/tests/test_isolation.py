@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -80,13 +78,6 @@ async def test_a_shared_device_is_tried_and_left_as_it_was(monkeypatch: pytest.M
     assert {one.control["neighbour_unharmed"] for one in checks.values() if "neighbour_unharmed" in one.control} == {0}
     assert _processes(directory) == set()
     directory.rmdir()
-
-
-def test_its_command_says_what_it_takes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "apportion.node_agent.isolation", "-h"], capture_output=True, text=True, check=True
-    )
-    assert "--hardware" in done.stdout
 
 
 def _processes(directory: Path) -> set[str]:

@@ -193,24 +193,21 @@ async def test_an_instance_is_made_where_it_was_placed_and_holds_its_run(bench: 
     assert bench.there() == [("3g.40gb", 0)]
 
 
-@pytest.mark.parametrize(
-    ("place", "changes", "what"),
-    [
+async def test_what_cannot_be_had_is_refused_and_nothing_is_left(bench: Bench) -> None:
+    """No place, a place that the size doesn't have, no such size, too little of it, and a place that is taken."""
+    await bench.slices.apply(B, (a_slice(bench.uuid, HALF, memory_mib=40_000, compute_milli=428),))
+    refused: tuple[tuple[MigPlacement | None, dict[str, Any], str], ...] = (
         (None, {}, "place of the MIG slice"),
         (MigPlacement(profile="1g.10gb", start=7, size=1), {}, "place on"),
         (MigPlacement(profile="9g.99gb", start=0, size=1), {}, "place on"),
         (SMALL, {"memory_mib": 20_000}, "share on"),
         (MigPlacement(profile="2g.20gb", start=2, size=2), {}, "MIG instance"),
-    ],
-)
-async def test_what_cannot_be_had_is_refused_and_nothing_is_left(
-    bench: Bench, place: MigPlacement | None, changes: dict[str, Any], what: str
-) -> None:
-    await bench.slices.apply(B, (a_slice(bench.uuid, HALF, memory_mib=40_000, compute_milli=428),))
-    with pytest.raises(EnforcementFailed, match=what):
-        await bench.slices.apply(A, (a_slice(bench.uuid, place, **changes),))
-    assert bench.there() == [("3g.40gb", 0)]
-    assert list(bench.mig.records()) == [B]
+    )
+    for place, changes, what in refused:
+        with pytest.raises(EnforcementFailed, match=what):
+            await bench.slices.apply(A, (a_slice(bench.uuid, place, **changes),))
+        assert bench.there() == [("3g.40gb", 0)]
+        assert list(bench.mig.records()) == [B]
 
 
 async def test_a_new_agent_takes_away_what_is_ours_and_nothing_else(bench: Bench) -> None:
