@@ -170,6 +170,15 @@ def _settings(argv: Sequence[str]) -> PlacerSettings:
             expected = f"kinds of work: {', '.join(WorkloadKind)}"
         if expected:
             raise SettingsInvalid(where=loaded.origins[key], key=key, expected=expected, found=repr(text))
+    settings = loaded.settings
+    if settings.memory_buffer_pct and settings.memory_oversubscribe_pct != _DEFAULT.memory_oversubscribe_pct:
+        raise SettingsInvalid(
+            where=loaded.origins["memory_buffer_pct"],
+            key="memory_buffer_pct",
+            expected=f"0 beside memory_oversubscribe_pct {settings.memory_oversubscribe_pct}",
+            found=str(settings.memory_buffer_pct),
+            hint="A pool keeps memory back, or books more than it has: never both.",
+        )
     return loaded.settings
 
 
