@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, RunCause, ServiceClass, StopCause
+from apportion.contracts.causes import Mode, PreemptionKind, RunCause, ServiceClass, StopCause
 from apportion.contracts.envelope import Basis, Entry, Stream, Undecodable
 from apportion.contracts.ids import (
     ADMISSION,
@@ -76,6 +76,9 @@ class Checker:
         """By the job for which others were stopped."""
         self.stopped_for: set[tuple[JobId, JobId]] = set()
         self.told: set[RunId] = set()
+        self.ending: set[RunId] = set()
+        """Runs that were told to stop, or ended, and may still hold something."""
+        self.stopping: set[JobId] = set()
         self.placed_seq: dict[RunId, int] = {}
         self.limits: dict[QueueId, ev.QueueUpserted] = {}
         self.cores: dict[Author, list[int]] = {}
@@ -91,6 +94,12 @@ class Checker:
             return
         event = entry.event
         must(not isinstance(event, Undecodable), "facts decode", event)
+        if isinstance(event, ev.RunStopOrdered | ev.RunFinished):
+            self.ending.add(event.run_id)
+        elif isinstance(event, ev.JobStopping):
+            self.stopping.add(event.job_id)
+        elif isinstance(event, ev.JobRequeued):
+            self.stopping.discard(event.job_id)
         answers = getattr(event, "answers", 0)
         if answers:
             self.answers[str(entry.author), answers] += 1
@@ -214,6 +223,8 @@ class Checker:
         must(event.job_id in self.admitted, "others are stopped for admitted jobs", event.job_id)
         ranks = list(ServiceClass)
         mine = ranks.index(self.admitted[event.job_id].spec.service_class)
+        if event.kind is PreemptionKind.RECLAIM:
+            self._owed(event)
         before = self.claims.get(event.job_id)
         must(
             before is None or not self.holding.keys() & set(before.runs),
@@ -223,14 +234,37 @@ class Checker:
         for victim in event.victims:
             spec = self.admitted[victim].spec
             must(spec.preemptible, "only those who agreed are stopped for others", victim)
-            must(ranks.index(spec.service_class) > mine, "only those of a class that comes after", event.job_id, victim)
-            must((victim, event.job_id) not in self.stopped_for, "nobody is stopped for whom it was stopped", victim)
-            self.stopped_for.add((event.job_id, victim))
+            if event.kind is PreemptionKind.RECLAIM:
+                must(spec.queue != self.admitted[event.job_id].spec.queue, "nobody takes back from itself", victim)
+            else:
+                must(ranks.index(spec.service_class) > mine, "only of a class that comes after", event.job_id, victim)
+                must(
+                    (victim, event.job_id) not in self.stopped_for, "nobody is stopped for whom it was stopped", victim
+                )
+                self.stopped_for.add((event.job_id, victim))
             runs = {run_id for run_id, placed in self.holding.items() if placed.job_id == victim}
             known = {run_id for run_id in runs if self.placed_seq[run_id] <= (entry.basis.facts if entry.basis else 0)}
             must(known <= set(event.runs), "a gang is stopped whole", victim, known)
         self.told |= set(event.runs)
         self.claims[event.job_id] = event
+
+    def _owed(self, event: ev.PreemptionDecided) -> None:
+        """What is taken back is guaranteed: with the job, the queue holds no more, but for what is on its way out."""
+        queue = self.limits[self.admitted[event.job_id].spec.queue]
+        held = sum(
+            piece.compute_milli
+            for run_id, run in self.holding.items()
+            if self.admitted[run.job_id].spec.queue == queue.queue
+            and run_id not in self.ending
+            and run.job_id not in self.stopping
+            and run.job_id not in self.terminal
+            for piece in run.slices
+        )
+        needs = event.needs
+        asked = needs.get("compute_milli", 0) * needs.get("devices", 0) * needs.get("replicas", 1)
+        must(
+            held + asked <= (queue.guaranteed_compute_milli or 0), "only what is guaranteed is taken back", event, held
+        )
 
     def _slips_in(self, event: ev.RunPlaced) -> None:
         """Whether it takes what is kept for somebody else whose victims have not left."""

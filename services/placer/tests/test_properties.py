@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import DeviceHealth, Mode, Pending, QueueOrder, RunCause, ServiceClass, StopCause
+from apportion.contracts.causes import (
+    DeviceHealth,
+    Mode,
+    Pending,
+    PreemptionKind,
+    QueueOrder,
+    RunCause,
+    ServiceClass,
+    StopCause,
+)
 from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, agent_author, attempt_of_run
 from apportion.contracts.testing import NOON, a_board, a_device, a_job, a_node, a_queue, as_fact
 from apportion.placer import core
@@ -404,10 +413,14 @@ class World:
         for victim in fact.victims:
             spec = self.specs[victim].spec
             assert spec.preemptible
-            assert classes.index(spec.service_class) > mine
+            if fact.kind is PreemptionKind.RECLAIM:
+                assert spec.queue != self.specs[fact.job_id].spec.queue
+            else:
+                assert classes.index(spec.service_class) > mine
             assert spec.min_runtime_s == 0 or self.started.get(victim, 0) + spec.min_runtime_s * S <= self.now
-            assert (victim, fact.job_id) not in self.pairs, "whoever was stopped for it never has it stopped"
-            self.pairs.add((fact.job_id, victim))
+            if fact.kind is not PreemptionKind.RECLAIM:
+                assert (victim, fact.job_id) not in self.pairs, "whoever was stopped for it never has it stopped"
+                self.pairs.add((fact.job_id, victim))
             runs = {run_id for run_id, run in self.runs.items() if run.job_id == victim}
             assert runs <= self.live.keys() & set(fact.runs), "a gang is stopped whole"
         self.preemptions += [self.now] * len(fact.victims)

@@ -13,7 +13,7 @@ import msgspec
 from apportion.contracts import events as ev
 from apportion.contracts.causes import StopCause
 from apportion.contracts.envelope import Entry
-from apportion.placer import fair, orders
+from apportion.placer import fair, orders, reclaim
 from apportion.placer import state as states
 from apportion.placer.evictions import next_chance
 from apportion.placer.orders import S
@@ -31,12 +31,12 @@ from apportion.placer.state import (
 )
 from apportion.pool.state import JobView, Pool, run_of
 
-RULES: Final = "placer@4"
+RULES: Final = "placer@5"
 """Changes whenever a decision may come out another way for the same facts."""
 
 
-ORDERS: Final = (orders.VERSION, fair.VERSION)
-"""The orders that a pool or a queue can be set to, and how turns are taken between queues."""
+ORDERS: Final = (orders.VERSION, fair.VERSION, reclaim.VERSION)
+"""The orders that a pool or a queue can be set to, how turns are taken between queues, and what they take back."""
 
 
 def rules_id() -> str:

@@ -12,10 +12,12 @@ from typing import Final, NamedTuple
 from apportion.contracts import events as ev
 from apportion.contracts.causes import PreemptionKind, StopCause
 from apportion.contracts.ids import JobId, NodeId
+from apportion.placer.books import Books, least_charge
 from apportion.placer.orders import CLASS_RANK
 from apportion.placer.preempt import Plan, Planner, is_evictable, outranks
+from apportion.placer.reclaim import Reclaim
 from apportion.placer.rooms import Demand
-from apportion.placer.state import RATE_NS, Claim, Shape, State
+from apportion.placer.state import RATE_NS, Claim, Shape, State, leaving_of
 from apportion.pool.state import JobView, run_of
 
 ATTEMPTS_MAX: Final = 8
@@ -32,6 +34,8 @@ class Rule(NamedTuple):
     may: Callable[[JobView, JobView], bool]
     """Of the job that waits, and the one that runs. Never both ways."""
     says: Callable[[JobView], str]
+    is_reclaim: bool = False
+    """Whether it takes back what is guaranteed to the job's queue; else it leaves every queue its guarantee."""
 
 
 def _ranks(job: JobView) -> str:
@@ -39,15 +43,23 @@ def _ranks(job: JobView) -> str:
 
 
 BY_CLASS: Final = Rule(PreemptionKind.PRIORITY, outranks, _ranks)
-RULES: Final = (BY_CLASS,)
+BY_GUARANTEE: Final = Rule(
+    PreemptionKind.RECLAIM,
+    lambda one, other: one.spec.queue != other.spec.queue,
+    lambda job: f"queue {job.spec.queue} takes back what is guaranteed to it, and the victims' borrowed it",
+    is_reclaim=True,
+)
+RULES: Final = (BY_GUARANTEE, BY_CLASS)
 """Tried in order; the first under which somebody may be stopped, and it is enough, is the one."""
 
 
 class Evictions:
     """Of one round."""
 
-    def __init__(self, state: State, now: int, rules: Sequence[Rule] | None = None) -> None:
+    def __init__(self, state: State, now: int, books: Books, rules: Sequence[Rule] | None = None) -> None:
         self._state = state
+        self._reclaim = Reclaim(books, state.pool.jobs)
+        self._is_guaranteed = any(view.guaranteed for view in state.pool.queues.values())
         self._now = now
         self._rules = RULES if rules is None else rules
         self._kept: dict[NodeId, JobId] = {}
@@ -60,6 +72,13 @@ class Evictions:
             self._shapes[job_id] = state.waiting[job_id][0]
             for node_id in claim.nodes:
                 self._kept.setdefault(node_id, job_id)
+        if self._is_guaranteed:
+            for job_id in state.leaving:
+                job = state.pool.jobs[job_id]
+                self._reclaim.leave(job, leaving_of(job))
+            for job_id in self._claims:
+                shape = self._shapes[job_id]
+                self._reclaim.come(job_id, shape.queue, least_charge(shape.demand))
 
     def kept_for(self, node_id: NodeId, shape: Shape | None) -> JobId | None:
         """For whom the node is kept, where that is nobody of this shape."""
@@ -90,20 +109,73 @@ class Evictions:
         ]
         for job_id in vain:
             del self._claims[job_id]
+            self._reclaim.came(job_id)
             self._kept = {node_id: owner for node_id, owner in self._kept.items() if owner != job_id}
         return bool(vain)
 
     def placed(self, job_id: JobId) -> None:
         """Note that the job has its slices: nothing more is kept for it."""
         if self._claims.pop(job_id, None) is not None:
+            self._reclaim.came(job_id)
             self._kept = {node_id: owner for node_id, owner in self._kept.items() if owner != job_id}
 
-    def may_have_victims(self, job: JobView) -> bool:
+    def may_have_victims(self, job: JobView, shape: Shape) -> bool:
         """Whether it is worth looking: somebody runs who might have to go for it."""
         if self._state.settings.preempt_victims_max <= 0:
             return False
         rank = CLASS_RANK[job.spec.service_class]
-        return any(jobs for other, jobs in self._state.evictable.items() if other > rank)
+        return any(other > rank for other in self._state.evictable) or self.is_owed(shape)
+
+    def is_owed(self, shape: Shape) -> bool:
+        """Whether a job of this shape may take back what is guaranteed to its queue, or to one above it."""
+        return (
+            self._is_guaranteed
+            and bool(self._state.evictable)
+            and self._reclaim.claims(shape.queue, least_charge(shape.demand))
+        )
+
+    def make_quota(self, job: JobView, shape: Shape, facts_left: int) -> list[ev.Fact]:
+        """The facts by which others are stopped where a limit that they fill keeps the job from what it is owed."""
+        if not self.is_owed(shape):
+            return []
+        charge = least_charge(shape.demand)
+        running = [other.job_id for other in self._evictable(job, BY_GUARANTEE)]
+        victims = self._reclaim.for_quota(job, charge, running)
+        if not 0 < len(victims) <= min(self._state.settings.preempt_victims_max, self._left):
+            return []
+        runs = sorted((run for each in victims for run in each.runs.values() if run.holds), key=lambda run: run.run_id)
+        plan = Plan(tuple(each.job_id for each in victims), tuple(runs), (), len(running))
+        return self._decided(job, shape, BY_GUARANTEE, plan) if len(runs) < facts_left else []
+
+    def _evictable(self, job: JobView, rule: Rule) -> list[JobView]:
+        """Who might be stopped for the job by this rule, as far as the two of them matter."""
+        state = self._state
+        jobs = state.pool.jobs
+        names = sorted(job_id for rank in state.evictable.values() for job_id in rank if job_id not in self._gone)
+        return [
+            jobs[job_id]
+            for job_id in names
+            if is_evictable(jobs[job_id], self._now, state.settings.preempt_spares_s) and rule.may(job, jobs[job_id])
+        ]
+
+    def _allowed(self, job: JobView, shape: Shape, rule: Rule) -> set[JobId]:
+        """Who may be stopped for the job by this rule, all of them together."""
+        found = [other.job_id for other in self._evictable(job, rule)]
+        if rule.is_reclaim:
+            return {other.job_id for other in self._reclaim.victims(job, least_charge(shape.demand), found)}
+        return {other.job_id for other in self._reclaim.spared(job, found)} if self._is_guaranteed else set(found)
+
+    def _decided(self, job: JobView, shape: Shape, rule: Rule, plan: Plan) -> list[ev.Fact]:
+        self._gone.update(plan.victims)
+        self._left -= len(plan.victims)
+        self._shapes[job.job_id] = shape
+        self._claims[job.job_id] = Claim(plan.nodes, tuple(run.run_id for run in plan.runs), plan.victims)
+        for node_id in plan.nodes:
+            self._kept.setdefault(node_id, job.job_id)
+        for victim in plan.victims:
+            self._reclaim.leave(self._state.pool.jobs[victim])
+        self._reclaim.come(job.job_id, shape.queue, least_charge(shape.demand))
+        return _facts(self._state, job, shape.demand, rule, plan)
 
     def plan(
         self,
@@ -116,31 +188,22 @@ class Evictions:
         facts_left: int,
     ) -> list[ev.Fact]:
         """The facts by which others are stopped for the job; nothing where nobody may be, or it would not help."""
-        state = self._state
         victims_max = min(self._state.settings.preempt_victims_max, self._left)
         fits = list(fits)
         for rule in self._rules:
+            if rule.is_reclaim and not self.is_owed(shape):
+                continue
+            allowed = self._allowed(job, shape, rule)
             found = planner.victims(
                 shape.demand,
-                sorted(job_id for jobs in self._state.evictable.values() for job_id in jobs),
-                lambda other, rule=rule: (  # type: ignore[misc]  # a default, so that each turn has its own rule
-                    other.job_id not in self._gone
-                    and is_evictable(other, self._now, state.settings.preempt_spares_s)
-                    and rule.may(job, other)
-                ),
+                sorted(allowed),
+                lambda other: True,  # noqa: ARG005 - the rule has spoken for all of them
                 usable=usable,
                 fits=fits,
                 victims_max=victims_max,
             )
             if found is not None and len(found.runs) < facts_left:
-                self._gone.update(found.victims)
-                self._left -= len(found.victims)
-                self._shapes[job.job_id] = shape
-                run_ids = tuple(run.run_id for run in found.runs)
-                self._claims[job.job_id] = Claim(found.nodes, run_ids, found.victims)
-                for node_id in found.nodes:
-                    self._kept.setdefault(node_id, job.job_id)
-                return _facts(self._state, job, shape.demand, rule, found)
+                return self._decided(job, shape, rule, found)
         return []
 
     def _is_alike(self, job_id: JobId, shape: Shape | None) -> bool:
@@ -162,7 +225,8 @@ def next_chance(state: State, now: int) -> int | None:
         return None
     ranks = [rank for rank, jobs in state.evictable.items() if jobs]
     firsts = (state.pool.jobs[group.keys[0][3]] for group in state.groups.values())
-    if not ranks or all(CLASS_RANK[job.spec.service_class] >= max(ranks) for job in firsts):
+    is_guaranteed = any(view.guaranteed for view in state.pool.queues.values())
+    if not ranks or (not is_guaranteed and all(CLASS_RANK[job.spec.service_class] >= max(ranks) for job in firsts)):
         return None
     instants = []
     at = bisect_right(state.protections, (now, _LAST))

@@ -6,7 +6,7 @@ runs may be taken for as long as that branch, and each queue on the way down to 
 nobody is stopped for whom he could be stopped again: who claims is within its guarantee, and who lost keeps its own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from apportion.contracts.ids import JobId, QueueId
@@ -14,29 +14,50 @@ from apportion.placer.books import Books
 from apportion.placer.orders import CLASS_RANK
 from apportion.pool import quota
 from apportion.pool.quota import Amounts, QueueView
-from apportion.pool.state import JobView
+from apportion.pool.state import JobView, RunView
 
 VERSION: Final = "reclaim@1"
 """Changes whenever another run may be taken."""
 
 
 class Reclaim:
-    """What may be taken back, as a round has the queues so far; ``leave`` says who is to go already."""
+    """What may be taken back, as a round has the queues so far.
+
+    ``leave`` says who is to go already, and ``come`` for whom room is being made.
+    """
 
     def __init__(self, books: Books, jobs: Mapping[JobId, JobView]) -> None:
         self._books = books
         self._jobs = jobs
         self._leaving: dict[QueueId, Amounts] = {}
         self._left: set[JobId] = set()
+        self._coming: dict[QueueId, Amounts] = {}
+        self._expected: dict[JobId, tuple[QueueId, Amounts]] = {}
 
-    def leave(self, job: JobView) -> None:
-        """Count the job as gone: it was told to stop, and what it holds comes back without anybody else."""
+    def leave(self, job: JobView, runs: Iterable[RunView] | None = None) -> None:
+        """Count these runs of the job as gone, or all: what they hold comes back without anybody else."""
         if job.job_id in self._left:
             return
         self._left.add(job.job_id)
-        charge = charge_of(job)
+        charge = charge_of(job, runs)
         for view in self._books.lineage(job.spec.queue):
             quota.add(self._leaving.setdefault(view.queue_id, {}), charge)
+
+    def come(self, job_id: JobId, queue: QueueId, charge: Amounts) -> None:
+        """Count what the job asks as held: others go for it, and it is placed once they have."""
+        if job_id not in self._expected:
+            self._expected[job_id] = (queue, charge)
+            self._expect(queue, charge, 1)
+
+    def came(self, job_id: JobId) -> None:
+        """The job is placed, and so in the books, or nothing is made room for any more."""
+        expected = self._expected.pop(job_id, None)
+        if expected is not None:
+            self._expect(*expected, -1)
+
+    def _expect(self, queue: QueueId, charge: Amounts, sign: int) -> None:
+        for view in self._books.lineage(queue):
+            quota.add(self._coming.setdefault(view.queue_id, {}), charge, sign)
 
     def held(self, queue: QueueId) -> Amounts:
         """What the queue will hold once those have gone who are to go."""
@@ -52,7 +73,7 @@ class Reclaim:
         """Whether some queue on the way up is owed this much: without, nothing can be taken for it."""
         return any(self._is_owed(view, charge) for view in self._books.lineage(queue))
 
-    def victims(self, waiting: JobView, charge: Mapping[str, int], running: Iterable[JobId]) -> list[JobView]:
+    def victims(self, waiting: JobView, charge: Mapping[str, int], running: Collection[JobId]) -> list[JobView]:
         """Those of the running that may be stopped for the job, all of them together: lowest class first, then newest.
 
         ``charge`` is what the job takes from its queue's limits. Whether a job agreed to be stopped is for the caller
@@ -60,15 +81,31 @@ class Reclaim:
         """
         if not self.claims(waiting.spec.queue, charge):
             return []
+        branches: dict[QueueId, tuple[QueueView, ...]] = {}
+        for queue in {self._jobs[job_id].spec.queue for job_id in running}:
+            branch = self._beside(waiting.spec.queue, queue)
+            if branch is not None and self._is_owed(branch[0], charge):
+                branches[queue] = branch[1]
+        return self._spared(branches, running)
+
+    def spared(self, waiting: JobView, running: Collection[JobId]) -> list[JobView]:
+        """Those of the running that may be stopped for the job by another right: no queue's guarantee is broken by it.
+
+        Within one queue that makes no difference.
+        """
+        branches: dict[QueueId, tuple[QueueView, ...]] = {}
+        for queue in {self._jobs[job_id].spec.queue for job_id in running}:
+            branch = self._beside(waiting.spec.queue, queue)
+            branches[queue] = () if branch is None else branch[1]
+        return self._spared(branches, running)
+
+    def _spared(self, branches: Mapping[QueueId, tuple[QueueView, ...]], running: Iterable[JobId]) -> list[JobView]:
+        """Those of these queues without which each queue on their branch keeps its guarantee, all of them together."""
         jobs = (self._jobs[job_id] for job_id in running if job_id not in self._left)
         taken: dict[QueueId, Amounts] = {}
-        owed: dict[QueueId, tuple[QueueView, ...] | None] = {}
         found = []
         for job in sorted(jobs, key=_cheapest_first):
-            queue = job.spec.queue
-            if queue not in owed:
-                owed[queue] = self._borrowers(waiting.spec.queue, queue, charge)
-            branch = owed[queue]
+            branch = branches.get(job.spec.queue)
             if branch is None:
                 continue
             gives = charge_of(job)
@@ -78,53 +115,66 @@ class Reclaim:
                     quota.add(taken.setdefault(view.queue_id, {}), gives)
         return found
 
-    def for_quota(self, waiting: JobView, charge: Mapping[str, int], running: Iterable[JobId]) -> list[JobView]:
+    def for_quota(self, waiting: JobView, charge: Mapping[str, int], running: Collection[JobId]) -> list[JobView]:
         """The first of ``victims`` that make room below the limits that the job meets on its way up.
 
         Empty where nothing is missing once those have gone who are to go, or where all of them would not be enough.
         """
-        missing: dict[QueueId, Amounts] = {}
+        missing = {}
         for view in self._books.lineage(waiting.spec.queue):
-            held = self.held(view.queue_id)
+            held = self._promised(view.queue_id)
             for name in quota.exceeded(held, charge, view.limits):
-                over = held.get(name, 0) + charge[name] - view.limits[name]
-                missing.setdefault(view.queue_id, {})[name] = over
+                missing[view.queue_id, name] = held.get(name, 0) + charge[name] - view.limits[name]
         if not missing:
             return []
-        chosen = []
+        chosen: list[JobView] = []
         for job in self.victims(waiting, charge, running):
-            gives = charge_of(job)
-            above = [view.queue_id for view in self._books.lineage(job.spec.queue) if view.queue_id in missing]
-            if not any(gives.get(name, 0) for queue in above for name in missing[queue]):
-                continue
+            if self._is_enough(chosen, missing):
+                break
             chosen.append(job)
-            for queue in above:
-                left = {name: over - gives.get(name, 0) for name, over in missing[queue].items()}
-                missing[queue] = {name: over for name, over in left.items() if over > 0}
-            missing = {queue: left for queue, left in missing.items() if left}
-            if not missing:
-                return chosen
-        return []
+        if not self._is_enough(chosen, missing):
+            return []
+        for job in chosen.copy():
+            rest = [other for other in chosen if other is not job]
+            if self._is_enough(rest, missing):
+                chosen = rest
+        return chosen
+
+    def _is_enough(self, jobs: Iterable[JobView], missing: Mapping[tuple[QueueId, str], int]) -> bool:
+        given: dict[tuple[QueueId, str], int] = {}
+        for job in jobs:
+            gives = charge_of(job)
+            for view in self._books.lineage(job.spec.queue):
+                for name, amount in gives.items():
+                    given[view.queue_id, name] = given.get((view.queue_id, name), 0) + amount
+        return all(given.get(what, 0) >= over for what, over in missing.items())
+
+    def _promised(self, queue: QueueId) -> Amounts:
+        """What the queue will hold once those have gone who are to go, and those have come for whom they go."""
+        coming = self._coming.get(queue)
+        if not coming:
+            return self.held(queue)
+        found = self.held(queue).copy()
+        quota.add(found, coming)
+        return found
 
     def _is_owed(self, view: QueueView, charge: Mapping[str, int]) -> bool:
         """Whether the queue may take back what the job asks: it stays within its guarantee with it."""
         asked = [name for name, amount in view.guaranteed.items() if amount and charge.get(name, 0)]
-        held = self.held(view.queue_id)
+        held = self._promised(view.queue_id)
         return (
             view.reclaim
             and bool(asked)
             and all(held.get(name, 0) + charge[name] <= view.guaranteed[name] for name in asked)
         )
 
-    def _borrowers(self, claimant: QueueId, queue: QueueId, charge: Mapping[str, int]) -> tuple[QueueView, ...] | None:
-        """The branch that the queue is on, beside the claimant's; None where the claimant is owed nothing of it."""
+    def _beside(self, claimant: QueueId, queue: QueueId) -> tuple[QueueView, tuple[QueueView, ...]] | None:
+        """Where the branches part: the top of the claimant's, and all of the queue's; None where they don't."""
         ours, theirs = self._books.lineage(claimant), self._books.lineage(queue)
         shared = {view.queue_id for view in ours} & {view.queue_id for view in theirs}
         mine = [view for view in ours if view.queue_id not in shared]
         branch = tuple(view for view in theirs if view.queue_id not in shared)
-        if not mine or not branch or not self._is_owed(mine[-1], charge):
-            return None
-        return branch
+        return (mine[-1], branch) if mine and branch else None
 
     def _spares(self, view: QueueView, gives: Mapping[str, int], taken: Mapping[str, int]) -> bool:
         """Whether the queue keeps its guarantee without this, and without what was taken of it before."""
@@ -136,13 +186,15 @@ class Reclaim:
         )
 
 
-def charge_of(job: JobView) -> Amounts:
-    """What the job's runs are charged for, all of them."""
+def charge_of(job: JobView, runs: Iterable[RunView] | None = None) -> Amounts:
+    """What these of the job's runs are charged for, or all that hold something; a job counts once they are all."""
     charge: Amounts = {}
-    for run in job.runs.values():
+    count = 0
+    for run in job.runs.values() if runs is None else runs:
         if run.holds:
             quota.add(charge, run.charge)
-    if charge or job.holding:
+            count += 1
+    if count and count == job.holding:
         charge[quota.JOBS] = 1
     return charge
 

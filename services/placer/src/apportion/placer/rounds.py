@@ -123,7 +123,7 @@ class Round:
         self._turns: dict[str, tuple[int, int]] = {}
         """Whose turn it is when, until something of theirs is placed."""
         self._free: dict[tuple[str, ...], tuple[int, dict[str, int]]] = {}
-        self._evictions = Evictions(state, now)
+        self._evictions = Evictions(state, now, self.books)
         self._reservation: Reservation | None = None
         self._ends: dict[NodeId, int] = {}
         """When what the round has placed on each node will have left at the latest."""
@@ -257,23 +257,25 @@ class Round:
         """Have others stopped for those that are blocked, in order, where somebody may be; True where somebody is."""
         before = len(self.facts)
         jobs = self.state.pool.jobs
+        # Who takes back what is guaranteed comes first; others, whose limit keeps them waiting, have nobody to stop.
         heads = [
-            (line.keys[line.at], number, line.at)
+            (not is_owed, line.keys[line.at], number, line.at)
             for number, line in enumerate(self.lines)
-            if line.block is not None and line.block.quota_of is None and line.at < len(line.keys)
+            if line.block is not None and not line.block.is_cordoned and line.at < len(line.keys)
+            if (is_owed := self._evictions.is_owed(line.shape)) or line.block.quota_of is None
         ]
         heapify(heads)
         failed = 0
         while heads and failed < ATTEMPTS_MAX:
-            key, number, at = heappop(heads)
+            is_later, key, number, at = heappop(heads)
             line, job = self.lines[number], jobs[key[3]]
             if not self._evictions.is_awaited(job) and not self._evict_for(line, job):
-                failed += self._evictions.may_have_victims(job)
+                failed += self._evictions.may_have_victims(job, line.shape)
                 continue
             # Those behind it in the line are helped as well.
             while (at := at + 1) < len(line.keys):
                 if jobs[line.keys[at][3]].not_before_at <= self.now:
-                    heappush(heads, (line.keys[at], number, at))
+                    heappush(heads, (is_later, line.keys[at], number, at))
                     break
         for line in self.lines:
             if line.block is not None and (awaited := self._evictions.awaited(line.shape)):
@@ -282,8 +284,13 @@ class Round:
 
     def _evict_for(self, line: Line, job: JobView) -> bool:
         shape = line.shape
-        if shape.demand.replicas > GANG_MAX or not self._evictions.may_have_victims(job):
+        if shape.demand.replicas > GANG_MAX or not self._evictions.may_have_victims(job, shape):
             return False
+        assert line.block is not None
+        if line.block.quota_of is not None:
+            facts = self._evictions.make_quota(job, shape, self._limit() - len(self.facts))
+            self.facts.extend(facts)
+            return bool(facts)
         facts = self._evictions.plan(
             Planner(self.state.pool, self.room, self._taken, self.state.kinds, self.state.settings.limits),
             job,

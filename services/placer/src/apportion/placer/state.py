@@ -163,6 +163,8 @@ class State:
     """Live runs that must end and were not told."""
     evictable: dict[int, set[JobId]] = field(default_factory=dict)
     """Running jobs that agreed to be stopped for others, by the rank of their class."""
+    leaving: set[JobId] = field(default_factory=set)
+    """Jobs that hold something and are about to let go of some of it."""
     protections: list[tuple[int, JobId]] = field(default_factory=list)
     """When the protected time of each of those ends, in order."""
     protected: dict[JobId, int] = field(default_factory=dict)
@@ -491,6 +493,7 @@ def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
             if not jobs:
                 del state.evictable[rank]
             break
+    state.leaving.discard(job_id)
     if (until := state.protected.pop(job_id, None)) is not None:
         del state.protections[bisect_left(state.protections, (until, job_id))]
     if job is None:
@@ -504,10 +507,20 @@ def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
     state.holds[job_id] = (job.spec.queue, key)
     insort(state.holders, key)
     insort(state.queue_holders.setdefault(job.spec.queue, []), key)
+    if leaving_of(job):
+        state.leaving.add(job_id)
     if job.spec.preemptible and job.state is JobState.RUNNING:
         state.evictable.setdefault(CLASS_RANK[job.spec.service_class], set()).add(job_id)
         until = state.protected[job_id] = protected_until(job, state.settings.preempt_spares_s)
         insort(state.protections, (until, job_id))
+
+
+def leaving_of(job: JobView) -> list[RunView]:
+    """Runs of the job that hold something and are about to let go of it: told to stop, ended, or of a job that is."""
+    is_leaving = job.state is not JobState.RUNNING
+    return [
+        run for run in job.runs.values() if run.holds and (is_leaving or run.stop is not None or run.state not in _LIVE)
+    ]
 
 
 def begun_at(job: JobView) -> int:
