@@ -124,8 +124,11 @@ def test_a_pool_runs_jobs_survives_kills_and_leaves_nothing_behind(pool: Pool) -
     assert processes_of(pool.data_dir) == before
     assert read_note(pool.data_dir) is not None
 
-    done = pool.json("submit", "-", "--wait", "finished", stdin=_request("first", "/bin/sh", "-c", "exit 0"))
-    assert done["outcome"] == "succeeded"
+    said = _request("first", "/bin/sh", "-c", "echo out; echo bad >&2; exit 0")
+    assert pool.json("submit", "-", "--wait", "finished", stdin=said)["outcome"] == "succeeded"
+    # Its run is released or about to be: its node has what it wrote either way, and following ends with the job.
+    assert pool.run("logs", "first", "-f").stdout == "out\n"
+    assert pool.run("logs", "first", "--stderr").stdout == "bad\n"
     failed = pool.run(
         "submit", "-", "--wait", "finished", "--job-exit-code", stdin=_request("fails", "/bin/sh", "-c", "exit 7")
     )

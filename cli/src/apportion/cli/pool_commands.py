@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from apportion.cli.app import cli, place_of, pool_options, run
-from apportion.cli.exits import CommandFailed, Exit
+from apportion.cli.exits import Exit
 from apportion.cli.output import output_option, print_object, print_rows, say
 
 if TYPE_CHECKING:
@@ -249,24 +249,16 @@ def size(arguments: tuple[str, ...]) -> int:
 @cli.command()
 @click.argument("job")
 @click.option("--stderr", "errors", is_flag=True, help="What it wrote to stderr.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, also of later attempts, until the job ends.")
 @pool_options
-def logs(job: str, errors: bool, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
-    """What the runs of JOB wrote, where their node is this machine. Kept while the node keeps the run's directory."""
-    from apportion.cli.runlogs import logs_of
+def logs(*, job: str, errors: bool, follow: bool, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
+    """What the runs of JOB wrote: asked of their nodes, live or ended, or read here where the pool does not run.
 
-    place = place_of(data_dir, pool, bus_url)
-    found = run(logs_of(place, job, errors=errors))
-    if not found:
-        raise CommandFailed(
-            f"no output of {job} is kept under {place.data_dir}",
-            code=Exit.NOT_FOUND,
-            hint="A node keeps a run's output until the run is released, and this command reads this machine's alone.",
-        )
-    for name, text in found:
-        if len(found) > 1:
-            say(f"==> {name} <==")
-        sys.stdout.write(text)
-    sys.stdout.flush()
+    A node keeps the newest of each run's output, and that of ended runs for a while (`kept_logs_mib`, `kept_logs_h`).
+    """
+    from apportion.cli.runlogs import show_logs
+
+    run(show_logs(place_of(data_dir, pool, bus_url), job, stream="stderr" if errors else "stdout", follows=follow))
 
 
 @cli.command()

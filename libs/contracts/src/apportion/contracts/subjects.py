@@ -336,3 +336,8 @@ def own_voice(pool: PoolId, author: Author, process: str) -> str:
 def query(pool: PoolId, name: str) -> str:
     """Where the monitor answers questions, by request and reply."""
     return f"{ROOT}.{pool}.query.{name}"
+
+
+def node_query(pool: PoolId, node: NodeId, name: str) -> str:
+    """Where one node's agent answers questions about what it alone has, by request and reply."""
+    return f"{ROOT}.{pool}.node.{node}.{name}"

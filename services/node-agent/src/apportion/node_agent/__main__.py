@@ -24,7 +24,7 @@ from apportion.contracts.causes import DeviceHealth, IsolationFinding, Isolation
 from apportion.contracts.events import IsolationTestStarted, IsolationVerdict, Slice
 from apportion.contracts.fields import LABEL
 from apportion.contracts.ids import JobId, NodeId, PoolId, RunId, agent_author, job_of_run
-from apportion.contracts.units import MILLI_PER_DEVICE
+from apportion.contracts.units import BYTES_PER_MIB, MILLI_PER_DEVICE
 from apportion.node_agent import core
 from apportion.node_agent.capabilities import MEMORY_LIMITS, MPS_PARTITIONS
 from apportion.node_agent.dcgm import JobMapping
@@ -41,6 +41,7 @@ from apportion.node_agent.isolation.tester import HARDWARE_KERNELS, Effort, not_
 from apportion.node_agent.machine import inventory_of, with_lost
 from apportion.node_agent.nvml import Devices, NoDriver, NvmlFailed, open_devices
 from apportion.node_agent.processes import Processes, RootInUse
+from apportion.node_agent.run_logs import Retention
 from apportion.node_agent.shell import Shell, session_leaders
 from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
 from apportion.node_agent.simnode import SimulatedNode
@@ -55,6 +56,7 @@ from apportion.runtime.stream import Bus
 SERVICE: Final = "node-agent"
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RECLAIM_PAUSE_S: Final = 2.0
+_TRIM_PAUSE_S: Final = 60.0
 LABEL_VALUE_MAX: Final = 1024
 
 log = structlog.get_logger(__name__)
@@ -83,6 +85,12 @@ class AgentSettings(Common, frozen=True, kw_only=True):
     """Split the SMs of shared devices into such parts for good, in thousandths, as in 500,250,250; empty: don't."""
     reset_failed_devices: bool = False
     """Reset a device that needs it once nobody uses it; else an operator does, and the agent sees it."""
+    run_log_mib: Annotated[int, Meta(ge=1, le=4096)] = 16
+    """How much of a run's output is kept, stdout and stderr together: the newest."""
+    kept_logs_mib: Annotated[int, Meta(ge=0, le=1_048_576)] = 1024
+    """How much output of ended runs this node keeps; the oldest run's goes first."""
+    kept_logs_h: Annotated[int, Meta(ge=0, le=87_600)] = 168
+    """For how long output of ended runs is kept."""
     dcgm_job_mapping_dir: str = ""
     """Where to write which job has which device, for dcgm-exporter; empty: nowhere."""
     watchdog_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
@@ -164,6 +172,7 @@ class Agent:
                 node_env=self._node_env(),
                 clock=self._clock,
                 on_slices=self._mapping(inventory),
+                log_bytes_max=settings.run_log_mib * BYTES_PER_MIB,
             )
             stack.push_async_callback(shell.close)
             tools = Tools(
@@ -225,7 +234,9 @@ class Agent:
             background = {
                 "inventory": self._follow_inventory(reactor, devices, mig, slices, inventory),
                 "reclaim": self._reclaim(mig, shell) if left else None,
+                "logs": self._trim_logs(processes),
             }
+            await self._serve_logs(bus, processes)
             await self._work(
                 stop,
                 reactor=reactor,
@@ -266,6 +277,22 @@ class Agent:
             for task in (loop_task, *helpers, *beside):
                 task.cancel()
             await asyncio.gather(loop_task, *helpers, *beside, return_exceptions=True)
+
+    async def _serve_logs(self, bus: Bus, processes: Processes) -> None:
+        """Answer whoever asks what runs of this node wrote."""
+
+        async def answer(body: bytes) -> bytes:
+            return await asyncio.get_running_loop().run_in_executor(None, processes.desk.answer, body)
+
+        await bus.serve(subjects.node_query(self._pool, self._node, "logs"), answer)
+
+    async def _trim_logs(self, processes: Processes) -> None:
+        """Output that grew too old goes, also where nothing new comes."""
+        while True:
+            await asyncio.sleep(_TRIM_PAUSE_S)
+            await asyncio.get_running_loop().run_in_executor(
+                None, processes.kept.trim, self._clock.now() / 1_000_000_000
+            )
 
     def _mapping(self, inventory: core.Inventory) -> "Callable[[Mapping[RunId, tuple[Slice, ...]]], None] | None":
         """Writes dcgm-exporter's files from the runs' slices; None where nobody asked for them."""
@@ -370,7 +397,10 @@ class Agent:
 
     async def _enter_processes(self, stack: AsyncExitStack) -> Processes:
         try:
-            return await stack.enter_async_context(Processes(self._state_dir))
+            retention = Retention(
+                bytes_max=self._settings.kept_logs_mib * BYTES_PER_MIB, seconds_max=self._settings.kept_logs_h * 3600
+            )
+            return await stack.enter_async_context(Processes(self._state_dir, retention=retention))
         except RootInUse as err:
             raise AgentRefused(
                 f"another agent of {self._node} is at work in {self._state_dir}: stop it, or choose another --node-id"

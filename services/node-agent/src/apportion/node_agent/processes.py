@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 import shutil
@@ -29,6 +30,7 @@ import msgspec
 
 from apportion.contracts.ids import RunId
 from apportion.node_agent import spawner
+from apportion.node_agent.run_logs import STREAMS, KeptLogs, LogDesk, Retention, generations
 from apportion.node_agent.run_records import (
     Absent,
     Claim,
@@ -57,7 +59,7 @@ from apportion.node_agent.run_records import (
 RUN_ID_VARIABLE: Final = "APPORTION_RUN_ID"
 TOKEN_VARIABLE: Final = "APPORTION_RUN_TOKEN"  # noqa: S105  it marks processes; it grants nothing
 
-_LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 _PACKET_BYTES: Final = 4096
 _ANSWER_S_MAX: Final = 5.0
 """After that long without a word, the files are asked."""
@@ -68,6 +70,7 @@ _ASK_ATTEMPTS_MAX: Final = 3
 _KILL_S_MAX: Final = 10.0
 _SWEEP_PAUSE_S: Final = 0.01
 _READ_BYTES: Final = 16384
+_RETENTION: Final = Retention()
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
@@ -79,7 +82,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    log_bytes_max: int = _LOG_BYTES_MAX
+    log_bytes_max: int = LOG_BYTES_MAX
     """Most bytes kept of stdout and stderr together."""
     open_files_max: int | None = None
 
@@ -191,7 +194,13 @@ class Processes:
     ``ends`` brings every watched run's end exactly once, in the order in which they were noticed.
     """
 
-    def __init__(self, root: Path, *, spawner_idle_s: float = _SPAWNER_IDLE_S) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        spawner_idle_s: float = _SPAWNER_IDLE_S,
+        retention: Retention = _RETENTION,
+    ) -> None:
         self._root = root
         self._runs = root / "runs"
         self._runs_path = str(self._runs)
@@ -211,7 +220,10 @@ class Processes:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="processes")
         self._to_make: list[tuple[Intent, asyncio.Future[bool]]] = []
         self._is_making = False
-        self._serial = 0
+        self._serials = itertools.count(1)
+        self.kept = KeptLogs(root / "logs", retention)
+        """What ended runs wrote."""
+        self.desk = LogDesk(runs=self._runs, kept=self.kept, live=lambda: {*self._watched, *self._starting})
         self.ends: asyncio.Queue[RunEnded] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
@@ -227,6 +239,7 @@ class Processes:
         self._runs_fd = os.open(self._runs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         for leftover in self._runs.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)  # Being made or removed when its agent died.
+        self.kept.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -349,22 +362,23 @@ class Processes:
         return self._end_of(run) if watched is None else await asyncio.shield(watched.ended)
 
     async def remove(self, run: RunId) -> None:
-        """Forget an ended run, logs and all; from then on it could be started again, so the facts must be out first."""
+        """Forget an ended run but for what it wrote; then it could be started again, so its facts must be out."""
         if run in self._watched or run in self._starting:
             raise RunStillLives(run)
-        grave = self._set_aside(run)
-        if grave is not None:
-            await asyncio.get_running_loop().run_in_executor(
-                self._threads, lambda: shutil.rmtree(grave, ignore_errors=True)
-            )
+
+        def bury() -> None:
+            # Kept before the directory goes: an agent that dies in between finds it still there, and does the rest.
+            self.kept.keep(run, Path(self._directory(run)), time.time())
+            grave = self._set_aside(run)
+            if grave is not None:
+                shutil.rmtree(grave, ignore_errors=True)
+
+        await asyncio.get_running_loop().run_in_executor(self._threads, bury)
 
     def log_paths(self, run: RunId) -> dict[str, list[Path]]:
         """The files that hold the run's output, oldest first, by stream."""
         directory = Path(self._directory(run))
-        return {
-            stream: [path for path in (directory / f"{stream}.1", directory / stream) if path.exists()]
-            for stream in ("stdout", "stderr")
-        }
+        return {stream: list(generations(directory, stream).values()) for stream in STREAMS}
 
     def live(self) -> dict[RunId, Claim]:
         """The runs that are being watched, with their shims."""
@@ -463,8 +477,7 @@ class Processes:
         return True
 
     def _set_aside(self, run: RunId) -> Path | None:
-        self._serial += 1
-        grave = self._runs / f".removing-{self._serial}"
+        grave = self._runs / f".removing-{next(self._serials)}"
         try:
             Path(self._directory(run)).rename(grave)
         except FileNotFoundError:

@@ -28,6 +28,7 @@ from apportion.node_agent.enforce.watchdog import Escape, Offence, Watchdog
 from apportion.node_agent.environment import enforced_in, environment_of, slices_in
 from apportion.node_agent.nvml import NvmlFailed
 from apportion.node_agent.processes import (
+    LOG_BYTES_MAX,
     Launch,
     Processes,
     RunEnded,
@@ -60,6 +61,7 @@ class Shell:
         node_env: Mapping[str, str],
         clock: Clock | None = None,
         on_slices: Callable[[Mapping[RunId, tuple[Slice, ...]]], None] | None = None,
+        log_bytes_max: int = LOG_BYTES_MAX,
     ) -> None:
         """``on_slices`` hears of the slices of all live runs, each time that they change."""
         self._processes = processes
@@ -79,6 +81,7 @@ class Shell:
         self._processes_of: dict[RunId, StartedProcess] = {}
         self._stopping: set[RunId] = set()
         self._on_slices = on_slices or (lambda _: None)
+        self._log_bytes_max = log_bytes_max
         self.feed: Callable[[core.Observation], None] = lambda _: None
         self.try_isolation: Callable[[IsolationTestStarted], Awaitable[tuple[IsolationVerdict, ...]]] = _no_trial
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -161,7 +164,9 @@ class Shell:
                 node_env=self._node_env,
             )
             # Only here, after everything was read back, is anybody asked to start it.
-            launch = Launch(run_id=run, epoch=order.node_epoch, argv=order.command, env=env)
+            launch = Launch(
+                run_id=run, epoch=order.node_epoch, argv=order.command, env=env, log_bytes_max=self._log_bytes_max
+            )
             if set_up.cgroup:
                 process = await self._born_in(launch, Path(set_up.cgroup))
             else:

@@ -20,11 +20,11 @@ The files of a run directory, in the order in which they appear::
     intent.json   the agent's order, complete before the directory has its name
     claim         the shim's identity; made once, by link(2), so that of two shims one starts the workload
     started       the workload's identity
-    stdout, stderr, and stdout.1, stderr.1 once they were full
+    stdout, stderr, then stdout.1, stderr.1 and so on as they are full: the newest two of each are kept
     exit          how the run ended; once it is there, no process of the run is left
 """
 
-# ruff: noqa: SIM105, PTH104, PTH105, PTH108, PTH123  contextlib and pathlib would be copied into every shim of the node
+# ruff: noqa: SIM105, PTH104, PTH108, PTH123  contextlib and pathlib would be copied into every shim of the node
 
 import ctypes
 import errno
@@ -83,16 +83,24 @@ def _boot_id() -> str:
 
 
 class _BoundedLog:
-    """A file that starts anew once it is full and keeps one older generation: at most twice ``limit`` bytes."""
+    """Files that follow one another as they are full, the newest two of which are kept: at most twice ``limit`` bytes.
+
+    The first has the plain name, the others their number behind it, so that no byte ever moves to another place.
+    """
 
     def __init__(self, path: str, limit: int) -> None:
         self._path = path
         self._limit = limit
         self._size = 0
+        self._generation = 0
         self._fd = -1
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(self._name(self._generation), flags, 0o600)
+
+    def _name(self, generation: int) -> str:
+        return f"{self._path}.{generation}" if generation else self._path
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -105,7 +113,11 @@ class _BoundedLog:
             self._fd = self._open()  # At the first word: most short runs say nothing.
         elif self._size and self._size + len(data) > self._limit:
             os.close(self._fd)
-            os.replace(self._path, self._path + ".1")
+            self._generation += 1
+            try:
+                os.unlink(self._name(self._generation - 2))
+            except FileNotFoundError:
+                pass
             self._fd = self._open()
             self._size = 0
         try:
