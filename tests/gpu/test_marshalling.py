@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from apportion.node_agent.isolation import subject
+
 SCRIPT = """
 import json, msgspec
 from apportion.contracts.ids import DeviceUuid
@@ -42,33 +44,18 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a libnvidia-ml.so.1 that was just compiled."""
+def compiled(directory: Path, source: str, library: str) -> None:
+    """Compile a stub into the directory; skips where there is no compiler."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler here: the contract test of marshalling needs gcc")
-    directory = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).with_name("nvml_stub.c")
-    subprocess.run(
-        [
-            compiler,
-            "-shared",
-            "-fPIC",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-o",
-            str(directory / "libnvidia-ml.so.1"),
-            source,
-        ],
-        check=True,
-    )
-    return directory
+        pytest.skip("no C compiler here: the contract tests of marshalling need gcc")
+    options = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(directory / library)]
+    subprocess.run([compiler, *options, Path(__file__).with_name(source)], check=True)
 
 
-def test_what_the_library_writes_is_what_the_agent_reads(stub: Path) -> None:
-    env = {**os.environ, "LD_LIBRARY_PATH": str(stub)}
+def test_what_the_library_writes_is_what_the_agent_reads(tmp_path: Path) -> None:
+    compiled(tmp_path, "nvml_stub.c", "libnvidia-ml.so.1")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -122,3 +109,39 @@ def test_what_the_library_writes_is_what_the_agent_reads(stub: Path) -> None:
         "sms": 16,
     }
     assert (found["second"], found["after"]) == ("InsufficientResources", [])
+
+
+def test_a_party_of_the_isolation_tests_speaks_to_libcuda(tmp_path: Path) -> None:
+    """Its calls, not its kernels: those have never met a board."""
+    compiled(tmp_path, "cuda_stub.c", "libcuda.so.1")
+    env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(tmp_path)}
+    lines = (
+        "alloc 100",
+        "churn 2 50",
+        "alloc 2000",
+        "kernels sm 66 2000 2",
+        "kernels l2 66 2000 1",
+        "kernels dram 66 2000 1",
+        "crash access",
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", subject.__file__],
+        env=env,
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    uuid = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    greeting, first, *answers = done.stdout.splitlines()
+    assert greeting == f"ok direct {uuid} 132 500", done.stderr
+    assert first.startswith("ok ")
+    assert answers == [
+        "ok 0",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "ok 2000 2000",
+        "ok 2000",
+        "ok 2000",
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+    ]
+    assert done.returncode == 78
