@@ -19,7 +19,7 @@ _SECTIONS: Final = (
     ("Ask for work", ("submit", "plan", "cancel", "hold", "release", "reprioritize", "preempt", "resize", "size")),
     ("Look", ("top", "jobs", "show", "why", "nodes", "events", "logs")),
     ("Share it out", ("queue", "policy")),
-    ("Care for nodes", ("alerts", "cordon", "drain", "uncordon", "thaw")),
+    ("Care for nodes", ("alerts", "defrag", "cordon", "drain", "uncordon", "thaw")),
     ("Who is let in", ("keys",)),
     ("Prove it", ("isolation", "audit", "sql", "log", "replay", "usage", "rates", "whatif", "simulate")),
     ("Break", ("fault", "scenario")),

@@ -54,6 +54,49 @@ def plan(
     return Exit.OK if answer["starts"] == "now" else Exit.NOT_PLACED
 
 
+@cli.command()
+@click.option("--dry-run", is_flag=True, help="Say what would be moved, and move nothing. The only way there is yet.")
+@click.option("--moves", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many moves.")
+@click.option(
+    "--timeout", type=float, default=30.0, show_default=True, metavar="S", help="How long to wait for the answer."
+)
+@output_option
+@pool_options
+def defrag(
+    *,
+    dry_run: bool,
+    moves: int,
+    timeout: float,
+    output: str,
+    data_dir: str | None,
+    pool: str | None,
+    bus_url: str | None,
+) -> int:
+    """Which few runs, moved, would leave the pool of more use to what it is asked for; each with gain and cost.
+
+    Ends with 0, whether or not anything is worth moving. To move one: apportion preempt JOB.
+    """
+    if not dry_run:
+        raise CommandFailed(
+            "nothing is moved by itself: look at `apportion defrag --dry-run`, then `apportion preempt JOB`",
+            code=Exit.USAGE,
+        )
+    answer = run(_ask(place_of(data_dir, pool, bus_url), "defrag", {"moves": moves}, timeout))
+    print_object(answer, kind="defrag", output=output, text=lambda: "\n".join(defrag_text(answer)))
+    return Exit.OK
+
+
+def defrag_text(answer: dict[str, Any]) -> list[str]:
+    """The plan in a few lines."""
+    lines = [answer["text"]]
+    for number, each in enumerate(answer.get("moves", ()), 1):
+        freed = ", which is empty then" if each["frees_device"] else ""
+        what = f"{each['compute_milli']}m, {each['memory_mib']} MiB, ran {each['ran_s']} s"
+        way = f"from {each['from_node']} {each['from_device']}{freed} to {each['to_node']} {each['to_device']}"
+        lines.append(f"{number:>3}. {each['job_id']} ({what}): {way}; gains {each['gain_milli']}")
+    return [printable(line) for line in lines]
+
+
 async def why_now(place: "Place", job_id: str) -> dict[str, Any] | None:
     """Why the job waits at this moment, by the placer; None where no placer answers or it knows no such job."""
     if place.note is None:

@@ -5,15 +5,16 @@ Answers are worked out on a copy of the state in a thread, so that decisions go 
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from apportion.contracts import subjects
 from apportion.contracts.events import JobSpec
 from apportion.contracts.ids import JobId, TenantId
 from apportion.placer import core
+from apportion.placer.defrag import MOVES_MAX, Defragmentation, defragmented
 from apportion.placer.plan import Plan, planned
 from apportion.placer.state import State
 from apportion.placer.why import Why, why_in
@@ -38,6 +39,12 @@ class PlanAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spec: JobSpec
 
 
+class DefragAsked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which few runs, moved, would leave the pool of more use."""
+
+    moves: Annotated[int, Meta(ge=1, le=1000)] = MOVES_MAX
+
+
 class Problem(Struct, frozen=True, kw_only=True):
     """Why there is no answer."""
 
@@ -60,7 +67,7 @@ class Questions:
 
     async def start(self) -> None:
         """Listen on each question's subject."""
-        for name, handler in (("why", self._why), ("plan", self._plan)):
+        for name, handler in (("why", self._why), ("plan", self._plan), ("defrag", self._defrag)):
             await self._bus.serve(subjects.query(self._bus.pool, name), handler)
 
     async def _why(self, data: bytes) -> bytes:
@@ -89,7 +96,14 @@ class Questions:
 
         return await self._answer(worked_out)
 
-    async def _answer(self, worked_out: Callable[[State, int], Why | Plan | None]) -> bytes:
+    async def _defrag(self, data: bytes) -> bytes:
+        try:
+            asked = msgspec.json.decode(data, type=DefragAsked)
+        except (msgspec.ValidationError, msgspec.DecodeError) as err:
+            return _failed("QuestionInvalid", str(err))
+        return await self._answer(lambda state, now: defragmented(state, now, asked.moves))
+
+    async def _answer(self, worked_out: Callable[[State, int], Why | Plan | Defragmentation | None]) -> bytes:
         async with self._slots:
             data, now = core.snapshot(self._state()), self._clock.now()
             found = await asyncio.to_thread(lambda: worked_out(core.restore(data), now))
