@@ -198,6 +198,15 @@ def test_a_job_is_held_preempted_resized_and_released_by_command(pool: Pool) -> 
     assert pool.run("preempt", "work", "--reason", "room for others").returncode == 0
     _until("held", lambda: pool.json("show", "work")["job"]["reason"] == "Held")
     assert "not now" in pool.run("why", "work").stdout
+    planned = pool.run("plan", "-", "-o", "json", stdin=_request("next", "sleep", "1"))
+    assert (planned.returncode, json.loads(planned.stdout)["starts"]) == (0, "now")
+    never = json.dumps({**json.loads(_request("next", "sleep", "1")), "placement": {"site": "nowhere"}})
+    planned = pool.run("plan", "-", "-o", "json", stdin=never)
+    answer = json.loads(planned.stdout)
+    assert (planned.returncode, answer["starts"], answer["why"]["code"]) == (3, "never", "NoMatchingNode")
+    assert pool.sql("SELECT count(*) AS n FROM v_event WHERE job_id = 'default/next' AND kind = 'JobAdmitted'") == [
+        {"n": 0}
+    ]
     assert pool.run("preempt", "work", "--reason", "again").returncode == 6
 
     assert pool.run("reprioritize", "work", "900").returncode == 0
