@@ -35,6 +35,7 @@ from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import Enforcer, Slices
 from apportion.node_agent.enforce.timeslice import TimeSlice
 from apportion.node_agent.enforce.watchdog import Watchdog
+from apportion.node_agent.host_limits import CPU, MEMORY, NOBODY, open_limits
 from apportion.node_agent.machine import inventory_of
 from apportion.node_agent.nvml import Devices, open_devices
 from apportion.node_agent.processes import Processes, RootInUse
@@ -64,6 +65,7 @@ class Agent:
         world = self.world
         self.processes = await self.stack.enter_async_context(Processes(world.root))
         self.devices: Devices = self.stack.enter_context(open_devices(world.simulated.socket_path))
+        self.host = open_limits(world.root)
         path = f"{world.simulated.tools}:{os.defpath}"
         node_env = {SOCKET_VARIABLE: str(world.simulated.socket_path)}
         inventory = inventory_of(self.devices, path=path, is_simulated=True)
@@ -88,6 +90,7 @@ class Agent:
             mps=self.mps,
             path=path,
             node_env=node_env,
+            host=self.host,
         )
         self.shell.feed = self.observations.put_nowait
         self.observe(InventoryChanged(inventory=inventory))
@@ -225,6 +228,27 @@ async def test_a_killed_process_is_told_as_killed(world: World) -> None:
         os.kill(started.pid, signal.SIGKILL)
         finished = await agent.until(lambda: world.first(RunFinished))
         assert (finished.cause, finished.signal) == (RunCause.KILLED, 9)
+
+
+async def test_a_run_is_held_to_what_its_job_asked_of_the_host_or_told_that_nobody_does(world: World) -> None:
+    """A neighbour's leak must not take the machine's memory; where nothing can prevent it, the fact says so."""
+    async with Agent(world, "s1") as agent:
+        script = "b'x' * (100 << 20)"
+        order = an_order(agent, "a", sys.executable, "-c", script, host_memory_mib=50, cpu_milli=800)
+        world.append(order)
+        await agent.until(lambda: world.first(RunReleased))
+        started, finished = world.first(RunStarted), world.first(RunFinished)
+        held = {e.what: (e.asked, e.observed, e.by) for e in started.enforced if not e.device_uuid}
+        can = agent.host.can
+        assert held == {
+            MEMORY: (50, 50, agent.host.by) if MEMORY in can else (50, 0, NOBODY),
+            CPU: (800, 800, agent.host.by) if CPU in can else (800, 0, NOBODY),
+        }
+        if MEMORY in can:
+            assert (finished.cause, finished.signal) == (RunCause.OUT_OF_MEMORY, 9)
+            assert finished.detail == "processes killed at its limit of host memory: 1"
+        else:
+            assert finished.cause is RunCause.SUCCESS
 
 
 async def test_a_killed_shim_ends_its_run_and_is_not_taken_for_a_lost_node(world: World) -> None:

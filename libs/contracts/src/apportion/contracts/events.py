@@ -1359,8 +1359,10 @@ class Enforced(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One promise of one slice: what was asked, what was set, what was read back, and who enforces it."""
 
     device_uuid: DeviceUuid
+    """Empty where the promise is the host's."""
     what: str
-    """``memory``, ``compute`` or ``fault_domain``."""
+    """``memory``, ``compute`` or ``fault_domain`` of a device; of the host ``host_memory`` (MiB), ``host_cpu``
+    (thousandths of a CPU) or ``host_processes``."""
     asked: int
     applied: int
     observed: int

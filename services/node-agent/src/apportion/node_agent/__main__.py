@@ -36,6 +36,7 @@ from apportion.node_agent.enforce.slices import Enforcer, Slices
 from apportion.node_agent.enforce.timeslice import TimeSlice
 from apportion.node_agent.enforce.watchdog import Watchdog
 from apportion.node_agent.health_watch import HealthWatch
+from apportion.node_agent.host_limits import HOST_LIMITS, no_limits, open_limits
 from apportion.node_agent.isolation.ground import Tools, tools_env
 from apportion.node_agent.isolation.tester import HARDWARE_KERNELS, Effort, not_tried, try_isolation
 from apportion.node_agent.machine import inventory_of, with_lost
@@ -91,6 +92,10 @@ class AgentSettings(Common, frozen=True, kw_only=True):
     """How much output of ended runs this node keeps; the oldest run's goes first."""
     kept_logs_h: Annotated[int, Meta(ge=0, le=87_600)] = 168
     """For how long output of ended runs is kept."""
+    host_limits: bool = True
+    """Hold runs to the host memory and CPU that their jobs ask for, by control groups where this machine has them."""
+    run_processes_max: Annotated[int, Meta(ge=0, le=4_194_304)] = 0
+    """How many processes and threads a run may have at once, by control groups; 0: as many as the machine takes."""
     dcgm_job_mapping_dir: str = ""
     """Where to write which job has which device, for dcgm-exporter; empty: nowhere."""
     watchdog_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
@@ -127,6 +132,7 @@ class Agent:
         self._state_dir = settings.data_dir.absolute() / "nodes" / settings.node_id
         self._clock = SystemClock()
         self._simulated: SimulatedNode | None = None
+        self._host = no_limits(self._state_dir)
         self._limits_memory = False
         """Device memory can be limited by cgroup here."""
 
@@ -137,6 +143,8 @@ class Agent:
             meter = telemetry.start(SERVICE, settings, node=self._node)
             stack.callback(meter.shutdown)
             processes = await self._enter_processes(stack)
+            # Before the first shim: it lives where the agent does.
+            self._host = open_limits(self._state_dir) if settings.host_limits else no_limits(self._state_dir)
             devices = await self._enter_devices(stack)
             path = self._path()
             watchdog = Watchdog(devices, session_of=session_leaders(processes))
@@ -173,6 +181,8 @@ class Agent:
                 clock=self._clock,
                 on_slices=self._mapping(inventory),
                 log_bytes_max=settings.run_log_mib * BYTES_PER_MIB,
+                host=self._host,
+                processes_max=settings.run_processes_max,
             )
             stack.push_async_callback(shell.close)
             tools = Tools(
@@ -225,6 +235,7 @@ class Agent:
             adopted = await shell.adopt(reactor.session)
             # What an earlier agent made for a run that doesn't live goes before anything new is made.
             live = {one.run_id for one in adopted.found if one.started is not None}
+            self._host.recover(live)
             left = await mig.reconcile(live)
             await exclusive.reconcile(live)
             if memory is not None:
@@ -337,10 +348,12 @@ class Agent:
             foreign=mig.foreign,
             labels=self._labels,
         )
+        limits = " ".join((self._host.by, *self._host.can))
+        capabilities = {**found.capabilities, HOST_LIMITS: limits}
         if self._limits_memory:
             # Asked of a group that we made: our own may be the root, which has no limits.
-            return msgspec.structs.replace(found, capabilities={**found.capabilities, MEMORY_LIMITS: "ok"})
-        return found
+            capabilities[MEMORY_LIMITS] = "ok"
+        return msgspec.structs.replace(found, capabilities=capabilities)
 
     async def _follow_inventory(
         self,

@@ -55,6 +55,7 @@ RULES: Final = (
     "fencing-kills-older-runs-before-registration",
     "stop-cause-where-the-stop-took-effect",
     "exit-77-is-out-of-memory",
+    "a-kill-by-the-hosts-memory-limit-is-out-of-memory",
     "a-killed-shim-is-not-a-lost-node",
     "release-after-the-devices-show-nothing",
     "remove-after-the-release-was-folded",

@@ -45,6 +45,8 @@ def environment_of(
         # Of each device: all slices of a run are alike.
         "APPORTION_MEMORY_MIB": str(min((piece.memory_mib for piece in order.slices), default=0)),
         "APPORTION_COMPUTE_MILLI": str(min((piece.compute_milli for piece in order.slices), default=0)),
+        "APPORTION_CPU_MILLI": str(order.cpu_milli),
+        "APPORTION_HOST_MEMORY_MIB": str(order.host_memory_mib),
         SLICES_VARIABLE: msgspec.json.encode(order.slices).decode(),
         ENFORCED_VARIABLE: msgspec.json.encode(enforced).decode(),
         "NVIDIA_VISIBLE_DEVICES": slice_env.get("CUDA_VISIBLE_DEVICES", ""),

@@ -40,6 +40,7 @@ from apportion.node_agent.run_records import (
     Exited,
     ExitRecord,
     Gate,
+    Groups,
     Intent,
     LossReason,
     Lost,
@@ -85,6 +86,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes_max: int = LOG_BYTES_MAX
     """Most bytes kept of stdout and stderr together."""
     open_files_max: int | None = None
+    groups: Groups | None = None
+    """Control groups, made and read back, in which the workload is started."""
 
 
 class StartedProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -446,6 +449,7 @@ class Processes:
             gate=gate,
             log_bytes_max=launch.log_bytes_max,
             open_files_max=launch.open_files_max,
+            groups=launch.groups,
             boot_id=self._boot_id,
             token=token,
         )

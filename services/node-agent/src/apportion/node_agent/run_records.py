@@ -23,6 +23,22 @@ class Gate(StrEnum):
     HELD = "held"
 
 
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A control group that holds the run to its limits on the host."""
+
+    path: str
+    back: str
+    """The group to which its shim goes back, once the workload was started."""
+
+
+class Groups(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a run's control groups: its shim joins them for the start, and removes them at the end."""
+
+    joins: tuple[Group, ...]
+    oom_file: str = ""
+    """Says ``oom_kill N``: how many processes the kernel killed for want of memory; empty where nobody counts."""
+
+
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's order, written before anything is started (``intent.json``)."""
 
@@ -34,6 +50,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes_max: int
     open_files_max: int | None
     boot_id: str
+    groups: Groups | None = None
     token: str
     """Random, and in the workload's environment: marks the processes of this start of this run and no others."""
 
@@ -66,7 +83,9 @@ class ExitRecord(msgspec.Struct, frozen=True, kw_only=True):
     max_rss_kib: int = 0
     cpu_us: int = 0
     shim_cpu_us: int = 0
+    oom_kills: int = 0
     errno: int = 0
+    is_confined: bool = True
 
 
 class ProcessSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +134,8 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True):
     cpu_us: int
     shim_cpu_us: int = 0
     """What the run cost beside itself: its shim's own CPU time."""
+    oom_kills: int = 0
+    """Processes of it that the kernel killed at the run's limit of host memory."""
 
 
 class ExecFailed(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +143,8 @@ class ExecFailed(msgspec.Struct, frozen=True, kw_only=True):
 
     errno: int
     finished_at_ns: int
+    is_confined: bool = True
+    """False where its control groups could not be joined: then the program was not even tried."""
 
 
 class NeverStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,9 +219,10 @@ def end_of_record(record: ExitRecord, intent: Intent | Unreadable) -> Ended:
                 max_rss_kib=record.max_rss_kib,
                 cpu_us=record.cpu_us,
                 shim_cpu_us=record.shim_cpu_us,
+                oom_kills=record.oom_kills,
             )
         case "exec_failed":
-            return ExecFailed(errno=record.errno, finished_at_ns=record.finished_at_ns)
+            return ExecFailed(errno=record.errno, finished_at_ns=record.finished_at_ns, is_confined=record.is_confined)
         case "abandoned" if isinstance(intent, Intent):
             return NeverStarted(epoch=intent.epoch)
         case _:

@@ -6,6 +6,7 @@ process is kept is processes.py's, how a slice is enforced is enforce/'s.
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import msgspec
 import structlog
 
 from apportion.contracts.causes import Mode, RunCause
-from apportion.contracts.events import IsolationTestStarted, IsolationVerdict, RunPlaced, Slice
+from apportion.contracts.events import Enforced, IsolationTestStarted, IsolationVerdict, RunPlaced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import core, run_records
 from apportion.node_agent.enforce.cgroup_memory import enter
@@ -26,6 +27,7 @@ from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import EnforcementFailed, Slices
 from apportion.node_agent.enforce.watchdog import Escape, Offence, Watchdog
 from apportion.node_agent.environment import enforced_in, environment_of, slices_in
+from apportion.node_agent.host_limits import HostLimits, Limits, LimitsNotSet
 from apportion.node_agent.nvml import NvmlFailed
 from apportion.node_agent.processes import (
     LOG_BYTES_MAX,
@@ -62,6 +64,8 @@ class Shell:
         clock: Clock | None = None,
         on_slices: Callable[[Mapping[RunId, tuple[Slice, ...]]], None] | None = None,
         log_bytes_max: int = LOG_BYTES_MAX,
+        host: HostLimits | None = None,
+        processes_max: int = 0,
     ) -> None:
         """``on_slices`` hears of the slices of all live runs, each time that they change."""
         self._processes = processes
@@ -82,6 +86,8 @@ class Shell:
         self._stopping: set[RunId] = set()
         self._on_slices = on_slices or (lambda _: None)
         self._log_bytes_max = log_bytes_max
+        self._host = host
+        self._processes_max = processes_max
         self.feed: Callable[[core.Observation], None] = lambda _: None
         self.try_isolation: Callable[[IsolationTestStarted], Awaitable[tuple[IsolationVerdict, ...]]] = _no_trial
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -155,23 +161,30 @@ class Shell:
         run = order.run_id
         try:
             set_up = await self._slices.apply(run, order.slices)
+            groups, enforced = await self._apply_host_limits(order, set_up.cgroup)
+            enforced = (*set_up.enforced, *enforced)
             env = environment_of(
                 order,
                 inherited=self._inherited,
                 path=self._path,
                 slice_env=set_up.env,
-                enforced=set_up.enforced,
+                enforced=enforced,
                 node_env=self._node_env,
             )
             # Only here, after everything was read back, is anybody asked to start it.
             launch = Launch(
-                run_id=run, epoch=order.node_epoch, argv=order.command, env=env, log_bytes_max=self._log_bytes_max
+                run_id=run,
+                epoch=order.node_epoch,
+                argv=order.command,
+                env=env,
+                log_bytes_max=self._log_bytes_max,
+                groups=groups,
             )
             if set_up.cgroup:
                 process = await self._born_in(launch, Path(set_up.cgroup))
             else:
                 process = await self._processes.start(launch)
-        except EnforcementFailed as err:
+        except (EnforcementFailed, LimitsNotSet) as err:
             return self._start_failed(run, RunCause.ENFORCEMENT_FAILED, str(err))
         except StartFailed as err:
             return self._end(run, err.end)
@@ -187,9 +200,17 @@ class Shell:
         self._processes_of[run] = process
         self._slices.started(run, order.slices, process.pid)
         self._on_slices(self._slices_of)
-        return core.ProcessStarted(
-            run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=set_up.enforced
-        )
+        return core.ProcessStarted(run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=enforced)
+
+    async def _apply_host_limits(
+        self, order: RunPlaced, within: str
+    ) -> tuple[run_records.Groups | None, tuple[Enforced, ...]]:
+        """The run's control groups and what was read back of them; ``within`` is one that its slices need anyway."""
+        limits = Limits(memory_mib=order.host_memory_mib, cpu_milli=order.cpu_milli, processes=self._processes_max)
+        if self._host is None or limits == Limits():
+            return None, ()
+        apply = functools.partial(self._host.apply, order.run_id, limits, within=Path(within) if within else None)
+        return await asyncio.get_running_loop().run_in_executor(None, apply)
 
     async def _born_in(self, launch: Launch, group: Path) -> StartedProcess:
         """Start the run's process in a cgroup: its shim goes in before the gate opens, and out again after."""
@@ -252,6 +273,8 @@ class Shell:
         except (NvmlFailed, EnforcementFailed) as err:
             log.warning("release_failed", run_id=run, error=str(err))
             return False
+        if self._host is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._host.release, run)
         self._processes_of.pop(run, None)
         self._slices_of.pop(run, None)
         self._stopping.discard(run)
@@ -357,9 +380,13 @@ class Shell:
                     exit_code=end.exit_code,
                     signal=end.signal,
                     peak_memory_mib=self._peak_mib(run),
+                    out_of_memory=end.oom_kills > 0,
+                    detail=f"processes killed at its limit of host memory: {end.oom_kills}" if end.oom_kills else "",
                 )
             case run_records.ExecFailed():
                 detail = os.strerror(end.errno)
+                if not end.is_confined:
+                    return self._start_failed(run, RunCause.ENFORCEMENT_FAILED, f"its control groups: {detail}")
                 return core.StartFailed(run_id=run, cause=RunCause.START_FAILED, detail=detail, at=end.finished_at_ns)
             case run_records.NeverStarted():
                 return self._start_failed(run, RunCause.START_FAILED, "the order was withdrawn")

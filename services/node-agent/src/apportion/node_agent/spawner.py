@@ -24,7 +24,7 @@ The files of a run directory, in the order in which they appear::
     exit          how the run ended; once it is there, no process of the run is left
 """
 
-# ruff: noqa: SIM105, PTH104, PTH108, PTH123  contextlib and pathlib would be copied into every shim of the node
+# ruff: noqa: SIM105, PTH104, PTH106, PTH108, PTH120, PTH123  contextlib and pathlib would be copied into every shim of the node
 
 import ctypes
 import errno
@@ -43,6 +43,7 @@ from typing import Any
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
 
 _READ_BYTES = 65536
 _REQUEST_BYTES = 1024
@@ -150,6 +151,8 @@ class _Shim:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # No run gains rights by a program that lends them (setuid): none is meant to, and each is a way out.
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         pid = os.getpid()
         self._identity = {"pid": pid, "start_ticks": _start_ticks(pid), "boot_id": self._boot_id}
         while self._can_tell:
@@ -279,7 +282,10 @@ class _Shim:
             finally:
                 os.close(out_write)
                 os.close(err_write)
-            return self._watch(process, logs) if isinstance(process, subprocess.Popen) else process
+            end = self._watch(process, logs) if isinstance(process, subprocess.Popen) else process
+            if intent["groups"] is not None:
+                end["oom_kills"] = _leave_groups(intent["groups"])
+            return end
         finally:
             self._is_starting = False
             for fd, log in logs.items():
@@ -292,6 +298,18 @@ class _Shim:
         self._is_starting = True  # From here on, an order waits for the workload instead of preventing it.
         if self._is_withdrawn:
             return {"outcome": "abandoned", "finished_at_ns": time.time_ns()}
+        groups = [] if intent["groups"] is None else intent["groups"]["joins"]
+        try:
+            for group in groups:
+                _join(group["path"])
+        except OSError as error:
+            self._go_back(groups)
+            return {
+                "outcome": "exec_failed",
+                "errno": error.errno,
+                "is_confined": False,
+                "finished_at_ns": time.time_ns(),
+            }
         try:
             return subprocess.Popen(
                 intent["argv"],
@@ -305,6 +323,16 @@ class _Shim:
         except (OSError, ValueError) as error:
             number = error.errno if isinstance(error, OSError) else errno.EINVAL
             return {"outcome": "exec_failed", "errno": number, "finished_at_ns": time.time_ns()}
+        finally:
+            self._go_back(groups)
+
+    def _go_back(self, groups: list[dict[str, str]]) -> None:
+        """Out of the run's groups, where its limits would hold for us and for our next run too."""
+        for group in groups:
+            try:
+                _join(group["back"])
+            except OSError:
+                self._can_tell = False  # So this shim guards no other run, and the agent removes the group.
 
     def _watch(self, process: subprocess.Popen[bytes], logs: dict[int, _BoundedLog]) -> dict[str, object]:
         started_at_ns = time.time_ns()
@@ -339,6 +367,41 @@ class _Shim:
             "max_rss_kib": usage.ru_maxrss,
             "cpu_us": round((usage.ru_utime + usage.ru_stime) * 1e6),
         }
+
+
+def _join(group: str) -> None:
+    """Go into a control group: what is forked from now on is born there."""
+    fd = os.open(f"{group}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"0")
+    finally:
+        os.close(fd)
+
+
+def _leave_groups(groups: dict[str, Any]) -> int:
+    """Remove the groups of a run of which nothing is left; how many processes were killed for want of memory."""
+    kills = 0
+    try:
+        with open(groups["oom_file"], "rb", buffering=0) as file:
+            kills = oom_kills_of(file.read())
+    except (OSError, ValueError):
+        pass
+    for group in groups["joins"]:
+        try:
+            os.rmdir(group["path"])
+            os.rmdir(os.path.dirname(group["path"]))  # The last of the node's runs takes the place along.
+        except OSError:
+            pass
+    return kills
+
+
+def oom_kills_of(text: bytes) -> int:
+    r"""The count in ``memory.events`` (version 2) or ``memory.oom_control`` (version 1).
+
+    >>> oom_kills_of(b"oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    3
+    """
+    return next((int(line[9:]) for line in text.splitlines() if line.startswith(b"oom_kill ")), 0)
 
 
 def _write_file(path: str, data: bytes) -> None:
