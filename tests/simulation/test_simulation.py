@@ -9,8 +9,8 @@ from apportion.admission import core as admission_core
 from apportion.contracts import events as ev
 from apportion.contracts.envelope import Entry
 from apportion.node_agent import core as agent_core
+from apportion.placer import books, evictions, preempt, reclaim
 from apportion.placer import core as placer_core
-from apportion.placer import evictions, preempt
 from apportion.pool import state as pool_state
 from tests.simulation.run import RunBroken, corpus, options_of, run
 from tests.simulation.world import Actor, MemoryBus, Options
@@ -58,7 +58,12 @@ def hurried(seed: int) -> Options:
 
 
 def contested(seed: int) -> Options:
-    """A short run without faults in which all want the same few devices at once."""
+    """A short run without faults in which all want the same few devices at once, and nothing is guaranteed."""
+    return Options(seed=seed, nodes=2, devices=2, jobs=30, arrival_ms=60, faults=False, guaranteed_pct=0)
+
+
+def promised(seed: int) -> Options:
+    """The same with half of the pool guaranteed to queues."""
     return Options(seed=seed, nodes=2, devices=2, jobs=30, arrival_ms=60, faults=False)
 
 
@@ -246,3 +251,23 @@ def test_a_planted_bug_of_preemption_is_caught(
     """Where all want the same, short runs tell."""
     bug(monkeypatch)
     assert broken_within(25, (contested,))
+
+
+def limits_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Queues hold what they like."""
+    patch.setattr(books.Books, "over", lambda self, queue, more: None)
+
+
+def everything_is_owed(patch: pytest.MonkeyPatch) -> None:
+    """A queue takes back what was never guaranteed to it."""
+    patch.setattr(reclaim.Reclaim, "_is_owed", lambda self, view, charge: True)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("bug", [limits_are_forgotten, everything_is_owed], ids=lambda bug: bug.__name__)
+def test_a_planted_bug_of_quota_is_caught(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all want the same, and half of it is guaranteed."""
+    bug(monkeypatch)
+    assert broken_within(25, (promised,))

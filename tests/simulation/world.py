@@ -60,6 +60,8 @@ class Options:
     """Mean time between faults."""
     cancelled: float = 0.05
     """Share of jobs that somebody cancels."""
+    guaranteed_pct: int = 50
+    """How much of the pool is guaranteed to its tenants' queues, in equal parts."""
     slow_batches: float = 0.03
     """Share of the placer's batches that take seconds to arrive: a cancellation, or a fencing, may overtake them."""
     heal_after_s: int = 0
@@ -546,11 +548,11 @@ class World:
             self.faults_on = True
 
     def _queues(self) -> list[ev.QueueUpsertRequested]:
-        """One queue above all, with less than the pool has; one for each tenant, guaranteed some of its half."""
+        """One queue above all, with less than the pool has; one for each tenant, guaranteed its part of some of it."""
         devices = self.options.nodes * self.options.devices
         most = max(1, devices * 3 // 4)
-        half = devices * 500
-        each = half // self.options.tenants
+        promised = devices * 10 * self.options.guaranteed_pct
+        each = promised // self.options.tenants
         # Whatever admission lets in must fit: so memory and compute are limited alike where jobs take whole devices.
         limits: list[dict[str, Any]] = [
             {"limit_compute_milli": 6_000, "guaranteed_compute_milli": min(each, 6_000)},
@@ -561,7 +563,7 @@ class World:
             queue="all",
             limit_compute_milli=most * 1000,
             limit_memory_mib=most * 81_920,
-            guaranteed_compute_milli=half,
+            guaranteed_compute_milli=promised,
         )
         return [
             above,
