@@ -2,8 +2,9 @@
 
 A real nats-server that syncs before each acknowledgement, the real admission process, and a publisher that waits for
 the server's word on every wish, many at a time. Measured by the server's clock, from the first wish stored to the last
-admission stored. Beside it, in the same run, the same publisher with nobody who reads: what disk and server give at
-best. CPU is told of each process, as that says more of a machine that is shared than its rate does.
+admission stored. Before each round the same publisher fills another pool's stream, which nobody reads: what disk and
+server give at best, at that moment. CPU is told of each process, as that says more of a machine that is shared than
+its rate does.
 ``python -m bench.admission_rate [--wishes N] [--rounds N] [--profile]``.
 """
 
@@ -30,6 +31,7 @@ from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.stream import Bus
 
 POOL = PoolId("main")
+UNREAD = PoolId("bare")
 ACME = TenantId("acme")
 WINDOW = 256
 """Wishes on their way at once, as one publisher's window."""
@@ -48,11 +50,11 @@ def a_wish(name: str) -> ev.JobRequested:
     )
 
 
-async def publish(url: str, prefix: str, count: int) -> None:
+async def publish(url: str, pool: PoolId, prefix: str, count: int) -> None:
     """Publish that many wishes and wait for each to be on disk; prints the seconds that it took."""
-    bus = await Bus.connect(url, pool=POOL, name="publisher")
+    bus = await Bus.connect(url, pool=pool, name="publisher")
     messages = [
-        codec.encode_wish(POOL, a_wish(f"{prefix}-{i}"), tenant=ACME, event_id=f"{prefix}-{i}", source="/bench")
+        codec.encode_wish(pool, a_wish(f"{prefix}-{i}"), tenant=ACME, event_id=f"{prefix}-{i}", source="/bench")
         for i in range(count)
     ]
     free = asyncio.Semaphore(WINDOW)
@@ -67,10 +69,10 @@ async def publish(url: str, prefix: str, count: int) -> None:
     await bus.close()
 
 
-async def publisher(url: str, prefix: str, count: int) -> tuple[float, float]:
+async def publisher(url: str, pool: PoolId, prefix: str, count: int) -> tuple[float, float]:
     """Seconds that a process of its own took to publish that many, and how many of CPU."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.admission_rate", "--publish", url, prefix, "--wishes", str(count),
+        sys.executable, "-m", "bench.admission_rate", "--publish", url, pool, prefix, "--wishes", str(count),
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, _ = await process.communicate()
@@ -110,7 +112,7 @@ async def a_round(bus: Bus, url: str, name: str, count: int, pids: dict[str, int
     wishes = (await bus.position(Stream.WISHES)).last_seq
     before = {who: cpu_s(pid) for who, pid in pids.items()}
     watching = asyncio.create_task(admitted(bus, facts, count))
-    published_s, publisher_s = await publisher(url, name, count)
+    published_s, publisher_s = await publisher(url, POOL, name, count)
     last_at, batches = await watching
     used = {who: cpu_s(pid) - before[who] for who, pid in pids.items()} | {"publisher": publisher_s}
     first = await bus.jetstream.get_msg(bus.stream_name(Stream.WISHES), wishes + 1)
@@ -130,12 +132,13 @@ async def measure(wishes: int, rounds: int, data_dir: Path, profile: Path | None
         bus = await Bus.connect(server.url, pool=POOL, name="bench")
         await bus.provision()
         found: dict[str, Any] = {"wishes": wishes, "rounds": []}
-        bare = [wishes / (await publisher(server.url, f"bare-{number}", wishes))[0] for number in range(rounds)]
+        unread = await Bus.connect(server.url, pool=UNREAD, name="bench")
+        await unread.provision()
+        await unread.close()
         queue = ev.QueueUpsertRequested(queue="main", tenants=("acme",))
         arguments = ["-m", "apportion.admission", "--bus-url", server.url, "--pool", POOL, "--data-dir", str(data_dir)]
         if profile is not None:
             arguments = ["-m", "cProfile", "-o", str(profile), *arguments]
-        # What was published bare belongs to a tenant without a queue: it is refused first, and isn't counted.
         admission = await asyncio.create_subprocess_exec(
             sys.executable, *arguments, "--tenant-pending-max", "0", "--pool-pending-max", "0",
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
@@ -147,7 +150,9 @@ async def measure(wishes: int, rounds: int, data_dir: Path, profile: Path | None
             await answered(bus, seq)
             assert server.pid is not None
             pids = {"admission": admission.pid, "nats-server": server.pid}
-            for number, rate in enumerate(bare):
+            for number in range(rounds):
+                took_s, _ = await publisher(server.url, UNREAD, f"bare-{number}", wishes)
+                rate = wishes / took_s
                 figures = await a_round(bus, server.url, f"round-{number}", wishes, pids)
                 figures["bare_publishes_per_s"] = round(rate)
                 figures["of_bare"] = round(figures["admissions_per_s"] / rate, 2)
@@ -179,12 +184,12 @@ def main() -> None:
     parser.add_argument("--wishes", type=int, default=3_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="admission runs under cProfile; its top is printed")
-    parser.add_argument("--publish", nargs=2, metavar=("URL", "PREFIX"), help=argparse.SUPPRESS)
+    parser.add_argument("--publish", nargs=3, metavar=("URL", "POOL", "PREFIX"), help=argparse.SUPPRESS)
     asked, _ = parser.parse_known_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     if asked.publish:
-        url, prefix = asked.publish
-        asyncio.run(publish(url, prefix, asked.wishes))
+        url, pool, prefix = asked.publish
+        asyncio.run(publish(url, PoolId(pool), prefix, asked.wishes))
         return
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "profile" if asked.profile else None
