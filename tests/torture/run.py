@@ -36,6 +36,8 @@ from apportion.contracts.events import (
 )
 from apportion.contracts.ids import PLACER, NodeId, PoolId, RunId
 from apportion.contracts.testing import a_placement
+from apportion.node_agent import cgroups
+from apportion.node_agent.enforce.cgroup_memory import root_of
 from apportion.node_agent.nvml import COMPUTE_MODE_DEFAULT, open_devices
 from apportion.node_agent.processes import RUN_ID_VARIABLE
 from apportion.node_agent.simgpu import workload
@@ -199,6 +201,10 @@ class Torture:
             names = [path.name for path in directory.iterdir()] if directory.exists() else []
             if names:
                 raise Broken(f"left in {place}: {names}")
+        if group := _group_of_runs(self.directory):
+            names = [path.name for path in group.iterdir() if path.is_dir()]
+            if names:
+                raise Broken(f"cgroups of runs: {names}")
         if runs := _processes_with(RUN_ID_VARIABLE, self.directory):
             raise Broken(f"processes of runs: {runs}")
 
@@ -247,9 +253,14 @@ async def torture(rounds: int, seed: int, zygote: Zygote, directory: Path) -> di
             zygote.reap(agent)
             await bus.close()
             _end_all(directory)
+            if group := _group_of_runs(directory):
+                with contextlib.suppress(OSError):
+                    group.rmdir()
     causes = Counter(str(end.cause) for ends in world.finished.values() for end in ends)
     return {
         "seed": seed,
+        "driver": world.facts[NodeRegistered][-1].driver_version,
+        "capabilities": world.facts[NodeRegistered][-1].capabilities,
         "rounds": rounds,
         "quiet_moments": quiet,
         "runs": len(world.orders),
@@ -284,6 +295,13 @@ async def _until(happened: Any, s_max: float, what: str) -> None:
         if time.monotonic() > until:
             raise Broken(f"not {what} within {s_max:g} s")
         await asyncio.sleep(0.02)
+
+
+def _group_of_runs(directory: Path) -> Path | None:
+    """The cgroup that the runs' cgroups are in; None where there is none."""
+    mount = cgroups.mount_here()
+    group = None if mount is None else root_of(mount, NODE, directory / "nodes" / NODE)
+    return group if group is not None and group.is_dir() else None
 
 
 def _lines(path: Path) -> int:

@@ -438,14 +438,21 @@ class Devices:
         )
 
     def memory_limits_answer(self, cgroup: str) -> str:
-        """How the driver answers a question for a cgroup's device memory limits: ``ok``, or the error's name."""
+        """How the driver answers a question for a cgroup's device memory limits: ``ok``, or the error's name.
+
+        Of all devices the best answer counts: one in MIG mode has no such limits, and needs none.
+        """
         limits = pynvml.c_nvmlGetMemoryLimits_v1_t()
         limits.nameSpace = cgroup.encode()
-        try:
-            self._call("nvmlDeviceGetMemoryLimits_v1", self._call("nvmlDeviceGetHandleByIndex", 0), limits)
-        except NvmlFailed as failure:
-            return failure.name
-        return "ok"
+        said = "NotFound"
+        for index in range(int(self._call("nvmlDeviceGetCount"))):
+            try:
+                self._call("nvmlDeviceGetMemoryLimits_v1", self._call("nvmlDeviceGetHandleByIndex", index), limits)
+            except NvmlFailed as failure:
+                said = failure.name
+            else:
+                return "ok"
+        return said
 
     def _optional(self, function: str, *arguments: Any) -> Any:
         try:

@@ -40,7 +40,7 @@ class CgroupMemory:
         mount = cgroups.mount_here()
         if mount is None:
             return None
-        root = mount / f"apportion-{node}-{hashlib.sha256(str(state_dir.absolute()).encode()).hexdigest()[:8]}"
+        root = root_of(mount, node, state_dir)
         try:
             root.mkdir(exist_ok=True)
         except OSError:
@@ -106,6 +106,11 @@ class CgroupMemory:
 
     def _group(self, run: RunId) -> Path:
         return self._root / directory_name(run)
+
+
+def root_of(mount: Path, node: NodeId, state_dir: Path) -> Path:
+    """The group under which those of the node's runs are."""
+    return mount / f"apportion-{node}-{hashlib.sha256(str(state_dir.absolute()).encode()).hexdigest()[:8]}"
 
 
 def enter(group: Path, pid: int) -> Path | None:
