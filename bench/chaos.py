@@ -43,7 +43,7 @@ REPLACED = Check(
         " JOIN v_run AS again ON again.job_id = run.job_id"
         " AND split_part(again.run_id, '/', 3) = split_part(run.run_id, '/', 3)"
         " AND CAST(split_part(again.run_id, '/', 4) AS INT) = CAST(split_part(run.run_id, '/', 4) AS INT) + 1"
-        " WHERE run.lost IS NOT NULL AND run.finished IS NULL"
+        " WHERE run.lost IS NOT NULL AND (run.finished IS NULL OR run.finished > run.lost)"
     ),
 )
 SHOWN = (
