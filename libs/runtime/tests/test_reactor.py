@@ -1,6 +1,7 @@
 """The reactor on a real bus: one bad message ends nothing, a broken core ends everything."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import PLACER, PoolId
 from apportion.contracts.testing import a_job_request, a_placement
 from apportion.runtime.embedded import EmbeddedServer
-from apportion.runtime.reactor import InvariantBroken, Reactor, SnapshotFile
+from apportion.runtime.reactor import InvariantBroken, Reactor, SnapshotFile, _collector_off
 from apportion.runtime.stream import Bus, RawMessage
 
 pytestmark = pytest.mark.integration
@@ -172,3 +173,11 @@ async def test_no_snapshot_forgets_what_the_witness_still_has_to_do(bus: Bus, tm
         await running
         assert any(entry.stream is Stream.WISHES for entry in watch.entries)
         assert path.exists() is settled
+
+
+def test_the_collector_rests_while_a_state_is_built_and_no_longer() -> None:
+    """Half of a restart was spent on looking for garbage that there can't be."""
+    assert gc.isenabled()
+    with _collector_off():
+        assert not gc.isenabled()
+    assert gc.isenabled()

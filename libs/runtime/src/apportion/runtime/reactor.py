@@ -16,11 +16,12 @@ one's events have come round, so that every decision is made from what the strea
 
 import asyncio
 import contextlib
+import gc
 import os
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -206,6 +207,18 @@ def correlation_of(event: ev.Event) -> str:
     return "" if run is None else job_of_run(run)
 
 
+@contextlib.contextmanager
+def _collector_off() -> Iterator[None]:
+    """Nothing is garbage while a state is built: looking for it among ever more objects takes as long as the rest."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class Reactor(Generic[S]):
     """One author's loop over one core."""
 
@@ -315,7 +328,8 @@ class Reactor(Generic[S]):
         if self._snapshots is not None:
             stored = self._snapshots.load(policy=self._core.POLICY, streams=self._streams)
             if stored is not None:
-                self.state = self._core.restore(stored)
+                with _collector_off():
+                    self.state = self._core.restore(stored)
         facts_seq, wishes_seq = self._core.position(self.state)
         if self._vigil is not None and self._vigil.is_standby:
             await self._stand_by(self._vigil, facts.last_seq, wishes.last_seq)
