@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from apportion.contracts import events as ev
@@ -165,6 +165,7 @@ def segments(draw: st.DrawFn) -> Segment:
     )
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
 @given(st.lists(segments(), max_size=5), cards, st.lists(instants, min_size=1, max_size=4))
 def test_bills_of_periods_that_meet_add_up_to_the_whole(
     held: list[Segment], known: list[Card], cuts: list[int]
