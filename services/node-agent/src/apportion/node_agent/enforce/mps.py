@@ -586,11 +586,12 @@ def _variable_of(pid: int, name: str) -> str:
 
 
 def _see_off(pids: list[int]) -> None:
-    """Wait for these processes' end, and make it where they don't come to it."""
+    """Wait for these processes' end, and make it where they don't come to it; a number that passed on is left alone."""
+    ticks = {pid: _start_ticks(pid) for pid in pids}
     until = time.monotonic() + 1.0
-    while any(_is_alive(pid) for pid in pids):
+    while left := [pid for pid in pids if _is_alive(pid) and _start_ticks(pid) == ticks[pid]]:
         if time.monotonic() > until:
-            for pid in pids:
+            for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
