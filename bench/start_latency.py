@@ -26,6 +26,7 @@ from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import Enforcer, Slices
 from apportion.node_agent.enforce.timeslice import TimeSlice
 from apportion.node_agent.enforce.watchdog import Watchdog
+from apportion.node_agent.host_limits import no_limits
 from apportion.node_agent.machine import inventory_of
 from apportion.node_agent.nvml import open_devices
 from apportion.node_agent.processes import Processes
@@ -135,7 +136,15 @@ async def a_node(directory: Path) -> AsyncIterator[Node]:
                 }
                 inventory = inventory_of(devices, path=path, is_simulated=True, env=env)
                 slices = Slices(devices, enforcers, usable={one.uuid: one for one in inventory.devices})
-                shell = Shell(processes=processes, slices=slices, watchdog=watchdog, mps=mps, path=path, node_env=env)
+                shell = Shell(
+                    processes=processes,
+                    slices=slices,
+                    watchdog=watchdog,
+                    mps=mps,
+                    path=path,
+                    node_env=env,
+                    host=no_limits(directory),
+                )
                 node = Node(shell, inventory.devices[0])
                 node.observe(core.InventoryChanged(inventory=inventory))
                 node.observe(await shell.adopt("bench"))

@@ -1005,7 +1005,6 @@ def resources() -> Iterator[dict[str, Any]]:
     )
     for path, value, field in (
         ("resources.disk_mib", 1, "resources.disk_mib"),
-        ("resources.cpu_bind", True, "resources.cpu_bind"),
         ("gang", {"size": 2, "min": 1}, "gang.min"),
         ("gang.topology_key", "rack", "gang.topology_key"),
         ("gang.required", True, "gang.required"),

@@ -212,7 +212,6 @@ def test_a_job_without_a_device_says_so_and_holds_none() -> None:
         ({"workload": Workload(image="nginx")}, "workload.image"),
         ({"workload": Workload(command=("a",), mounts=("/data",))}, "workload.mounts"),
         ({"resources": Resources(gpu=1, disk_mib=1)}, "resources.disk_mib"),
-        ({"resources": Resources(gpu=1, cpu_bind=True)}, "resources.cpu_bind"),
         ({"gang": Gang(size=4, min=2)}, "gang.min"),
         ({"gang": Gang(size=4, topology_key="rack")}, "gang.topology_key"),
         ({"gang": Gang(size=4, required=True)}, "gang.required"),
@@ -222,6 +221,12 @@ def test_a_job_without_a_device_says_so_and_holds_none() -> None:
 def test_what_nobody_can_honour_yet_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
     """Silently ignored, it would be a promise that we break."""
     assert refusal_of(a_job_request(**changes)) == (Refusal.NOT_SUPPORTED, field)
+
+
+def test_cpus_next_to_devices_are_asked_for_where_there_are_devices() -> None:
+    """Without one there is nothing to be near to."""
+    assert spec_of(a_job_request(resources=Resources(gpu=1, cpu_bind=True))).cpu_bind
+    assert not spec_of(a_job_request(resources=Resources(gpu=1))).cpu_bind
 
 
 def test_asking_for_nothing_is_no_reason_to_refuse() -> None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from apportion.contracts.events import Enforced
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent.host_limits import (
     CPU,
+    CPUS,
     MEMORY,
     NOBODY,
     V1,
@@ -58,6 +60,8 @@ class FakeV2:
             return "\n".join(sorted(self.procs[group]))
         if name == "cgroup.controllers":
             return self.handed.get(group.parent, "")
+        if name == "cpuset.mems.effective":
+            return "0-1\n"
         return self.of[group][name]
 
     def write(self, path: Path, text: str) -> None:
@@ -101,7 +105,7 @@ def test_version_2_is_used_where_the_place_is_the_agents_own(tmp_path: Path) -> 
     """It steps aside, since a group with processes of its own can't hand controllers on."""
     files = FakeV2()
     limits = on_v2(tmp_path, files)
-    assert (limits.by, limits.can) == (V2, ("host_cpu", "host_memory", "host_processes"))
+    assert (limits.by, limits.can) == (V2, ("host_cpu", "host_cpus", "host_memory", "host_processes"))
     assert files.procs[Path("/cg/slice/unit/apportion-agent")] == {str(os.getpid())}
     groups, enforced = limits.apply(RUN, Limits(memory_mib=512, cpu_milli=1500, processes=64))
     assert groups is not None
@@ -151,6 +155,25 @@ def test_a_limit_that_reads_back_otherwise_is_undone_and_refused(tmp_path: Path)
     assert not [path for path in files.procs if path.name == directory_name(RUN)]
 
 
+def test_a_run_is_kept_to_what_is_next_to_its_devices(tmp_path: Path) -> None:
+    """Memory nodes that aren't there are left out; the CPUs are what binds."""
+    limits = on_v2(tmp_path, files := FakeV2())
+    groups, enforced = limits.apply(RUN, Limits(cpus=(2, 3), nodes=(1, 7), is_strict=True))
+    assert groups is not None
+    assert enforced == (found(CPUS, 2, 2, V2),)
+    written = files.of[Path(groups.joins[0].path)]
+    assert (written["cpuset.cpus"], written["cpuset.mems"]) == ("2,3", "1")
+
+
+def test_strict_never_starts_on_a_misfit(tmp_path: Path) -> None:
+    """Neither where nothing is near, nor where nobody could keep it there; preferred starts, and is told."""
+    with pytest.raises(LimitsNotSet, match="no usable CPU"):
+        on_v2(tmp_path, FakeV2()).apply(RUN, Limits(is_strict=True))
+    with pytest.raises(LimitsNotSet, match="can't be kept to CPUs"):
+        no_limits(tmp_path).apply(RUN, Limits(cpus=(0,), is_strict=True))
+    assert no_limits(tmp_path).apply(RUN, Limits(cpus=(0,))) == (None, (found(CPUS, 1, 0, NOBODY, applied=0),))
+
+
 def test_without_control_groups_what_was_asked_is_said_to_be_held_by_nobody(tmp_path: Path) -> None:
     limits = no_limits(tmp_path)
     assert limits.apply(RUN, Limits()) == (None, ())
@@ -185,7 +208,7 @@ async def processes(root: Path) -> AsyncIterator[Processes]:
             await opened.stop(run, grace_s=0)
 
 
-def a_launch(limits: HostLimits, script: str, run: RunId = RUN, **asked: int) -> tuple[Launch, Path]:
+def a_launch(limits: HostLimits, script: str, run: RunId = RUN, **asked: Any) -> tuple[Launch, Path]:
     groups, enforced = limits.apply(run, Limits(**asked))
     assert groups is not None
     assert all(one.observed == one.applied == one.asked for one in enforced)
@@ -222,6 +245,19 @@ async def test_the_run_and_not_its_shim_is_in_the_group_and_gains_no_rights(
     await processes.stop(RUN, grace_s=0)
     assert not group.exists()
     assert not group.parent.exists()
+
+
+async def test_a_run_is_on_its_cpus_and_cannot_leave_them(limits: HostLimits, processes: Processes) -> None:
+    """Unlike an affinity, which a process may change by itself."""
+    if CPUS not in limits.can:
+        pytest.skip("no cpuset groups can be made here")
+    (mine, *others) = sorted(os.sched_getaffinity(0))
+    script = f"import os; os.sched_setaffinity(0, {{{mine}, {(others or [mine])[0]}}}); print(os.sched_getaffinity(0))"
+    launch, group = a_launch(limits, script, cpus=(mine,), nodes=(0,), is_strict=True)
+    await processes.start(launch)
+    await processes.ended(RUN)
+    assert processes.log_paths(RUN)["stdout"][0].read_text() == f"{{{mine}}}\n"
+    assert not group.exists()
 
 
 async def test_what_a_killed_shim_leaves_is_removed_at_the_release(limits: HostLimits, processes: Processes) -> None:

@@ -35,7 +35,7 @@ from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import Enforcer, Slices
 from apportion.node_agent.enforce.timeslice import TimeSlice
 from apportion.node_agent.enforce.watchdog import Watchdog
-from apportion.node_agent.host_limits import CPU, MEMORY, NOBODY, open_limits
+from apportion.node_agent.host_limits import CPU, CPUS, MEMORY, NOBODY, near_devices, open_limits
 from apportion.node_agent.machine import inventory_of
 from apportion.node_agent.nvml import Devices, open_devices
 from apportion.node_agent.processes import Processes, RootInUse
@@ -249,6 +249,20 @@ async def test_a_run_is_held_to_what_its_job_asked_of_the_host_or_told_that_nobo
             assert finished.detail == "processes killed at its limit of host memory: 1"
         else:
             assert finished.cause is RunCause.SUCCESS
+
+
+async def test_a_bound_run_is_kept_next_to_its_device_or_not_started(world: World) -> None:
+    """What was not asked for, nobody is bound to; strict is a promise, preferred an attempt that is told."""
+    async with Agent(world, "s1") as agent:
+        near = near_devices([(agent.shell._slices.usable[agent.uuids[0]].cpus, 0)])
+        is_fit = bool(near.cpus) and CPUS in agent.host.can
+        for binding in ("preferred", "strict"):
+            world.append(an_order(agent, binding, "/bin/true", cpu_bind=binding))
+        await agent.until(lambda: True if len(world.facts(RunReleased)) == 2 else None)
+        preferred, strict = (world.first(RunFinished, f"acme/{name}/0/1") for name in ("preferred", "strict"))
+        assert preferred.cause is RunCause.SUCCESS
+        assert world.first(RunStarted, "acme/preferred/0/1").cpus == (near.cpus if is_fit else ())
+        assert strict.cause is (RunCause.SUCCESS if is_fit else RunCause.ENFORCEMENT_FAILED)
 
 
 async def test_a_killed_shim_ends_its_run_and_is_not_taken_for_a_lost_node(world: World) -> None:

@@ -156,6 +156,22 @@ def test_several_devices_are_on_one_numa_node_or_joined_by_links_where_that_is_a
     assert devices_of(busy) == ["1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "ordered"),
+    [
+        ({}, ""),
+        ({"numa": "strict"}, ""),
+        ({"cpu_bind": True}, "preferred"),
+        ({"cpu_bind": True, "numa": "strict"}, "strict"),
+    ],
+)
+def test_a_run_is_bound_to_near_cpus_as_firmly_as_its_job_asks(asked: dict[str, Any], ordered: str) -> None:
+    """The agent alone knows which CPUs it may use; the order says what to do where there are none."""
+    state = told(a_queue(), a_node(), a_job(**asked))
+    (placed,) = (fact for fact in core.decide(state, NOON) if isinstance(fact, ev.RunPlaced))
+    assert placed.cpu_bind == ordered
+
+
 def test_replicas_share_no_device_where_that_is_asked() -> None:
     """They fit together on one, and are to fail apart."""
     asked: dict[str, Any] = {"replicas": 2, "compute_milli": 250}

@@ -732,6 +732,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Megabits a second of each device's link to its host."""
     cpu_milli: int = 0
     host_memory_mib: int = 0
+    cpu_bind: bool = False
+    """Runs keep to the CPUs and memory next to their devices; with ``numa`` strict never elsewhere."""
     time_limit_s: int = 0
     """0: none."""
     not_before_at: int = 0
@@ -1178,6 +1180,8 @@ class RunPlaced(Fact, frozen=True, kw_only=True, tag="RunPlaced.v1"):
     slices: tuple[Slice, ...]
     cpu_milli: int = 0
     host_memory_mib: int = 0
+    cpu_bind: str = ""
+    """``preferred`` or ``strict``: it runs on the CPUs and memory next to its devices; strict never elsewhere."""
     command: tuple[str, ...]
     env: dict[str, str] = {}
     grace_s: int = 10
@@ -1362,7 +1366,7 @@ class Enforced(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Empty where the promise is the host's."""
     what: str
     """``memory``, ``compute`` or ``fault_domain`` of a device; of the host ``host_memory`` (MiB), ``host_cpu``
-    (thousandths of a CPU) or ``host_processes``."""
+    (thousandths of a CPU), ``host_cpus`` (how many it is kept to) or ``host_processes``."""
     asked: int
     applied: int
     observed: int

@@ -210,6 +210,7 @@ def job_spec(
         pcie_mbps=demands.pcie_mbps,
         cpu_milli=resources.cpu_milli or 0,
         host_memory_mib=resources.memory_mib or 0,
+        cpu_bind=bool(resources.cpu_bind and share.devices),
         time_limit_s=request.time_limit_s or 0,
         not_before_at=_instant(request.not_before),
         deadline_at=_instant(request.deadline),
@@ -321,8 +322,6 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "workload.mounts", f"{len(workload.mounts)} mounts"
     if resources.disk_mib:
         yield "resources.disk_mib", str(resources.disk_mib)
-    if resources.cpu_bind:
-        yield "resources.cpu_bind", "true"
     if gang.min is not None and gang.min < gang.size:
         yield "gang.min", str(gang.min)
     if gang.topology_key is not None:

@@ -116,6 +116,8 @@ class ProcessStarted(Struct, frozen=True, kw_only=True):
     pid: int
     started_at: int
     enforced: tuple[Enforced, ...] = ()
+    cpus: tuple[int, ...] = ()
+    """Those that it is kept to; none where it may use any."""
 
 
 class StartFailed(Struct, frozen=True, kw_only=True):
@@ -572,6 +574,7 @@ class AgentCore:
                     pid=process.pid,
                     started_at=process.started_at,
                     enforced=process.enforced,
+                    cpus=process.cpus,
                     caused_by=run.last_event,
                 ),
             )

@@ -17,7 +17,8 @@ RESERVED_PREFIXES: Final = ("APPORTION_", "CUDA_MPS_", "CUDA_VISIBLE_", "NVIDIA_
 
 SLICES_VARIABLE: Final = "APPORTION_SLICES"
 ENFORCED_VARIABLE: Final = "APPORTION_ENFORCED"
-"""Both are kept with the run, so that a new agent knows what an earlier one set up."""
+CPUS_VARIABLE: Final = "APPORTION_CPUS"
+"""All are kept with the run, so that a new agent knows what an earlier one set up."""
 
 _SLICES: Final = msgspec.json.Decoder(tuple[Slice, ...])
 _ENFORCED: Final = msgspec.json.Decoder(tuple[Enforced, ...])
@@ -31,6 +32,7 @@ def environment_of(
     slice_env: Mapping[str, str],
     enforced: tuple[Enforced, ...],
     node_env: Mapping[str, str],
+    cpus: tuple[int, ...] = (),
 ) -> dict[str, str]:
     """Everything that the run's process is told; ``path`` is appended to a PATH of the job's own."""
     env = {name: inherited[name] for name in INHERITED if name in inherited}
@@ -47,6 +49,7 @@ def environment_of(
         "APPORTION_COMPUTE_MILLI": str(min((piece.compute_milli for piece in order.slices), default=0)),
         "APPORTION_CPU_MILLI": str(order.cpu_milli),
         "APPORTION_HOST_MEMORY_MIB": str(order.host_memory_mib),
+        CPUS_VARIABLE: ",".join(map(str, cpus)),
         SLICES_VARIABLE: msgspec.json.encode(order.slices).decode(),
         ENFORCED_VARIABLE: msgspec.json.encode(enforced).decode(),
         "NVIDIA_VISIBLE_DEVICES": slice_env.get("CUDA_VISIBLE_DEVICES", ""),
@@ -70,3 +73,12 @@ def enforced_in(env: Mapping[str, str]) -> tuple[Enforced, ...]:
         return _ENFORCED.decode(env.get(ENFORCED_VARIABLE, "[]"))
     except msgspec.MsgspecError:
         return ()
+
+
+def cpus_in(env: Mapping[str, str]) -> tuple[int, ...]:
+    """The CPUs that an earlier agent kept the run to; none where it may use any.
+
+    >>> cpus_in({"APPORTION_CPUS": "0,2"})
+    (0, 2)
+    """
+    return tuple(int(cpu) for cpu in env.get(CPUS_VARIABLE, "").split(",") if cpu.isdecimal())

@@ -15,7 +15,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -30,6 +30,8 @@ MEMORY: Final = "host_memory"
 """MiB."""
 CPU: Final = "host_cpu"
 """Thousandths of a CPU's time."""
+CPUS: Final = "host_cpus"
+"""How many it is kept to."""
 PROCESSES: Final = "host_processes"
 
 HOST_LIMITS: Final = "host_limits"
@@ -44,6 +46,7 @@ OWN: Final = Path("/proc/self/cgroup")
 _PERIOD_US: Final = 100_000
 _CPU_MILLI_MIN: Final = 10
 """The kernel takes no quota below 1 ms."""
+_CPUSET: Final = ("cpuset.cpus", "cpuset.mems")
 _KILL_S_MAX: Final = 5.0
 _MAKE_ATTEMPTS_MAX: Final = 5
 _PAUSE_S: Final = 0.01
@@ -62,6 +65,37 @@ class Limits(Struct, frozen=True, kw_only=True):
     memory_mib: int = 0
     cpu_milli: int = 0
     processes: int = 0
+    cpus: tuple[int, ...] = ()
+    """It is kept to these; none: any."""
+    nodes: tuple[int, ...] = ()
+    """Its memory comes from these NUMA nodes; none: any."""
+    is_strict: bool = False
+    """It isn't started where it can't be kept to CPUs next to its devices."""
+
+
+class Near(Struct, frozen=True, kw_only=True):
+    """CPUs and NUMA nodes next to some devices, as far as this process may use them."""
+
+    cpus: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+
+
+def near_devices(devices: Sequence[tuple[tuple[int, ...], int]], usable: Collection[int] | None = None) -> Near:
+    """What is next to all of the devices, each given by its near CPUs and its NUMA node; nothing where one is unknown.
+
+    >>> near_devices([((0, 1, 2), 0), ((1, 2, 3), 1)], usable=(1, 2, 9))
+    Near(cpus=(1, 2), nodes=(0, 1))
+    >>> near_devices([((0, 1), 0), ((), 0)], usable=(0, 1))
+    Near(cpus=(), nodes=())
+    """
+    if not devices or not all(cpus for cpus, _ in devices):
+        return Near()
+    here = os.sched_getaffinity(0) if usable is None else set(usable)
+    # Devices on two nodes share no CPUs, and then those of both are near to one of them.
+    common = set.intersection(*(set(cpus) for cpus, _ in devices)) & here
+    any_near = set[int]().union(*(cpus for cpus, _ in devices)) & here
+    cpus = tuple(sorted(common or any_near))
+    return Near(cpus=cpus, nodes=tuple(sorted({node for _, node in devices if node >= 0})) if cpus else ())
 
 
 class Files(Protocol):
@@ -185,7 +219,15 @@ class HostLimits:
         (``by`` is ``none``). Raises LimitsNotSet, and then leaves nothing.
         """
         asked = {MEMORY: limits.memory_mib, CPU: limits.cpu_milli, PROCESSES: limits.processes}
+        asked[CPUS] = len(limits.cpus)
         asked = {what: amount for what, amount in asked.items() if amount}
+        if limits.is_strict and not (limits.cpus and CPUS in self.can):
+            why = (
+                f"runs can't be kept to CPUs here ({self.by})"
+                if limits.cpus
+                else "no usable CPU is next to its devices"
+            )
+            raise LimitsNotSet(run, why)
         if not asked:
             return None, ()
         found: list[Enforced] = []
@@ -201,6 +243,9 @@ class HostLimits:
                     else:
                         groups.append(Group(path=str(group), back=str(hierarchy.back)))
                         self._make(hierarchy, group)
+                    if CPUS in here:
+                        found.append(self._bind(run, hierarchy, group, limits))
+                        del here[CPUS]
                     found += [self._set(run, group, what, amount) for what, amount in here.items()]
         except (OSError, ValueError, LimitsNotSet) as err:
             for each in groups:
@@ -260,6 +305,25 @@ class HostLimits:
             device_uuid=ON_THE_HOST, what=what, asked=amount, applied=knob.applied, observed=observed, by=self.by
         )
 
+    def _bind(self, run: RunId, hierarchy: Hierarchy, group: Path, limits: Limits) -> Enforced:
+        """Keep the run to CPUs, and its memory to their nodes as far as this process may use them."""
+        if self.by == V1 and group.parent != hierarchy.home:
+            # Version 1 hands nothing down: a group without any can hold no process.
+            for name in _CPUSET:
+                self._files.write(group.parent / name, self._files.read(hierarchy.home / name).strip())
+        prefix = "cpuset.mems.effective" if self.by == V2 else "cpuset.mems"
+        there = set(_listed(self._files.read(hierarchy.home / prefix)))
+        nodes = sorted(there & set(limits.nodes)) or sorted(there)
+        for name, wanted in (("cpuset.mems", nodes), ("cpuset.cpus", sorted(limits.cpus))):
+            self._files.write(group / name, ",".join(map(str, wanted)))
+            observed = _listed(self._files.read(group / name))
+            if observed != wanted:
+                raise LimitsNotSet(run, f"{name}: asked for {wanted}, and {group / name} says {observed}")
+        count = len(limits.cpus)
+        return Enforced(
+            device_uuid=ON_THE_HOST, what=CPUS, asked=count, applied=count, observed=len(observed), by=self.by
+        )
+
     def _end(self, group: Path) -> None:
         """Kill what is in the group, and remove it."""
         deadline = time.monotonic() + _KILL_S_MAX
@@ -307,7 +371,7 @@ def open_limits(
         return HostLimits(V2, (found,), directory=directory, files=port)
     v1 = tuple(
         Hierarchy(home=home, back=home, keeps=(what,))
-        for controller, what in (("memory", MEMORY), ("cpu", CPU), ("pids", PROCESSES))
+        for controller, what in (("memory", MEMORY), ("cpu", CPU), ("pids", PROCESSES), ("cpuset", CPUS))
         if controller in paths and _takes_groups(port, home := _inside(root / controller, paths[controller]))
     )
     return HostLimits(V1 if v1 else NOBODY, v1, directory=directory, files=port)
@@ -351,7 +415,7 @@ def _try_v2(files: Files, root: Path, path: str) -> Hierarchy | None:
         there = files.read(home / "cgroup.controllers").split()
     except OSError:
         return None
-    keeps = {"memory": MEMORY, "cpu": CPU, "pids": PROCESSES}
+    keeps = {"memory": MEMORY, "cpu": CPU, "pids": PROCESSES, "cpuset": CPUS}
     usable = [controller for controller in keeps if controller in there]
     if not usable:
         return None
@@ -381,7 +445,7 @@ def _step_back(files: Files, home: Path, aside: Path) -> None:
 
 
 def _handed_on(hierarchy: Hierarchy) -> str:
-    names = {MEMORY: "memory", CPU: "cpu", PROCESSES: "pids"}
+    names = {MEMORY: "memory", CPU: "cpu", PROCESSES: "pids", CPUS: "cpuset"}
     return " ".join(f"+{names[what]}" for what in hierarchy.keeps)
 
 
@@ -406,6 +470,19 @@ def _knob(by: str, what: str, amount: int) -> Knob:
         )
         return Knob(what=what, applied=applied, writes=writes, read=(writes[-1][0], 1000, _PERIOD_US))
     return Knob(what=what, applied=amount, writes=(("pids.max", str(amount), True),), read=("pids.max", 1, 1))
+
+
+def _listed(text: str) -> list[int]:
+    """The numbers in a kernel's list.
+
+    >>> _listed("0-2,7")
+    [0, 1, 2, 7]
+    """
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def _observed(text: str, knob: Knob) -> int:

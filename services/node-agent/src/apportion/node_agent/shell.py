@@ -26,8 +26,8 @@ from apportion.node_agent.enforce.fault_domains import DomainFailed
 from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import EnforcementFailed, Slices
 from apportion.node_agent.enforce.watchdog import Escape, Offence, Watchdog
-from apportion.node_agent.environment import enforced_in, environment_of, slices_in
-from apportion.node_agent.host_limits import HostLimits, Limits, LimitsNotSet
+from apportion.node_agent.environment import cpus_in, enforced_in, environment_of, slices_in
+from apportion.node_agent.host_limits import CPUS, HostLimits, Limits, LimitsNotSet, Near, near_devices
 from apportion.node_agent.nvml import NvmlFailed
 from apportion.node_agent.processes import (
     LOG_BYTES_MAX,
@@ -64,7 +64,7 @@ class Shell:
         clock: Clock | None = None,
         on_slices: Callable[[Mapping[RunId, tuple[Slice, ...]]], None] | None = None,
         log_bytes_max: int = LOG_BYTES_MAX,
-        host: HostLimits | None = None,
+        host: HostLimits,
         processes_max: int = 0,
     ) -> None:
         """``on_slices`` hears of the slices of all live runs, each time that they change."""
@@ -161,7 +161,9 @@ class Shell:
         run = order.run_id
         try:
             set_up = await self._slices.apply(run, order.slices)
-            groups, enforced = await self._apply_host_limits(order, set_up.cgroup)
+            limits = self._host_limits_of(order)
+            groups, enforced = await self._apply_host_limits(run, limits, set_up.cgroup)
+            cpus = limits.cpus if any(one.what == CPUS and one.applied for one in enforced) else ()
             enforced = (*set_up.enforced, *enforced)
             env = environment_of(
                 order,
@@ -170,6 +172,7 @@ class Shell:
                 slice_env=set_up.env,
                 enforced=enforced,
                 node_env=self._node_env,
+                cpus=cpus,
             )
             # Only here, after everything was read back, is anybody asked to start it.
             launch = Launch(
@@ -200,16 +203,33 @@ class Shell:
         self._processes_of[run] = process
         self._slices.started(run, order.slices, process.pid)
         self._on_slices(self._slices_of)
-        return core.ProcessStarted(run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=enforced)
+        return core.ProcessStarted(
+            run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=enforced, cpus=cpus
+        )
+
+    def _host_limits_of(self, order: RunPlaced) -> Limits:
+        """What the order asks of the host, in this machine's terms."""
+        near = Near()
+        if order.cpu_bind:
+            usable = self._slices.usable
+            used = [usable[piece.device_uuid] for piece in order.slices if piece.device_uuid in usable]
+            near = near_devices([(device.cpus, device.numa_node) for device in used])
+        return Limits(
+            memory_mib=order.host_memory_mib,
+            cpu_milli=order.cpu_milli,
+            processes=self._processes_max,
+            cpus=near.cpus,
+            nodes=near.nodes,
+            is_strict=order.cpu_bind == "strict",
+        )
 
     async def _apply_host_limits(
-        self, order: RunPlaced, within: str
+        self, run: RunId, limits: Limits, within: str
     ) -> tuple[run_records.Groups | None, tuple[Enforced, ...]]:
         """The run's control groups and what was read back of them; ``within`` is one that its slices need anyway."""
-        limits = Limits(memory_mib=order.host_memory_mib, cpu_milli=order.cpu_milli, processes=self._processes_max)
-        if self._host is None or limits == Limits():
+        if limits == Limits():
             return None, ()
-        apply = functools.partial(self._host.apply, order.run_id, limits, within=Path(within) if within else None)
+        apply = functools.partial(self._host.apply, run, limits, within=Path(within) if within else None)
         return await asyncio.get_running_loop().run_in_executor(None, apply)
 
     async def _born_in(self, launch: Launch, group: Path) -> StartedProcess:
@@ -273,8 +293,7 @@ class Shell:
         except (NvmlFailed, EnforcementFailed) as err:
             log.warning("release_failed", run_id=run, error=str(err))
             return False
-        if self._host is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._host.release, run)
+        await asyncio.get_running_loop().run_in_executor(None, self._host.release, run)
         self._processes_of.pop(run, None)
         self._slices_of.pop(run, None)
         self._stopping.discard(run)
@@ -419,7 +438,11 @@ class Shell:
                     self._processes_of[run] = process
                     self._slices.started(run, slices, process.pid)
                     started = core.ProcessStarted(
-                        run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=enforced_in(env)
+                        run_id=run,
+                        pid=process.pid,
+                        started_at=process.started_at_ns,
+                        enforced=enforced_in(env),
+                        cpus=cpus_in(env),
                     )
                 else:
                     # Claimed, and neither started nor withdrawn in time: as good as running, and never started again.

@@ -463,6 +463,7 @@ class Round:
                     slices=slices_on(demand, room, choice.fit.picks),
                     cpu_milli=demand.cpu_milli,
                     host_memory_mib=demand.host_memory_mib,
+                    cpu_bind=("strict" if spec.numa == "strict" else "preferred") if spec.cpu_bind else "",
                     command=spec.command,
                     env=spec.env,
                     grace_s=spec.grace_s,
