@@ -194,6 +194,23 @@ def test_the_mix_is_bounded_and_told_apart_by_what_was_asked() -> None:
     assert basis_of(mix)[-1][0] == Asked(1, 250, 4096, 0, 0, ("a", "b"))
 
 
+def test_a_mix_that_is_plainly_anothers_is_given_up() -> None:
+    """A pool that is suddenly asked for other things must not go by the old ones for thousands of arrivals."""
+    mix = Mix()
+    for _ in range(4_000):
+        count(mix, a_spec(cpu_milli=1))
+    for number in range(600):
+        count(mix, a_spec(cpu_milli=2 + number % 2))
+    known = {one.cpu_milli: many for one, many in basis_of(mix)}
+    assert known[2] + known[3] > known.get(1, 0)
+    for _ in range(2_000):
+        count(mix, a_spec(cpu_milli=2))
+    epoch = mix.epoch
+    for number in range(1_000):
+        count(mix, a_spec(cpu_milli=2 if number % 8 else 9))
+    assert mix.epoch <= epoch + 1, "a few strangers are no reason"
+
+
 def test_the_mix_survives_a_restart() -> None:
     """It is folded from facts alone, so a snapshot and a replay know the same."""
     state = told(a_queue(), a_node("node-1"), *seen_before((250, 4096)), policy="headroom")

@@ -16,6 +16,15 @@ MEMORY: Final = 8_192
 KEYS_MAX: Final = 512
 """Sorts of replica that are told apart; with more, the rare ones are forgotten."""
 
+SETTLED: Final = 1_024
+"""A basis of fewer arrivals is young, and strangers say nothing of it."""
+DOUBT_ARRIVALS: Final = 128
+DOUBT_ONE_IN: Final = 5
+"""A settled basis is given up where, of so many arrivals at least, more than one in so many is strange to it.
+
+They are counted anew after twice as many, so that a long calm doesn't hide a change.
+"""
+
 
 class Asked(NamedTuple):
     """What one replica asked of a node: equal ones are alike here."""
@@ -47,6 +56,12 @@ class Mix(Struct, kw_only=True):
     """How often the basis was renewed."""
     renew_after: int = 1
     """Arrivals until the next renewal."""
+    fresh: dict[str, int] = {}
+    """The counts of the latest arrivals alone."""
+    arrived: int = 0
+    """How many those are."""
+    strangers: int = 0
+    """Those of them that the basis doesn't know."""
 
 
 def count(mix: Mix, spec: JobSpec) -> None:
@@ -58,10 +73,31 @@ def count(mix: Mix, spec: JobSpec) -> None:
         mix.counts = {known: many // 2 for known, many in mix.counts.items() if many > 1}
         mix.total = sum(mix.counts.values())
     mix.renew_after -= spec.replicas
+    mix.arrived += spec.replicas
+    mix.strangers += spec.replicas if key not in mix.basis else 0
+    if key in mix.fresh or len(mix.fresh) < KEYS_MAX:
+        mix.fresh[key] = mix.fresh.get(key, 0) + spec.replicas
+    if _is_anothers(mix):
+        mix.counts = mix.fresh
+        mix.total = sum(mix.counts.values())
+        mix.renew_after = 0
     if mix.renew_after <= 0:
         mix.basis = dict(sorted(mix.counts.items()))
         mix.epoch += 1
         mix.renew_after = max(mix.total, 1)
+        mix.arrived = 2 * DOUBT_ARRIVALS
+    if mix.arrived >= 2 * DOUBT_ARRIVALS:
+        mix.fresh = {}
+        mix.arrived = mix.strangers = 0
+
+
+def _is_anothers(mix: Mix) -> bool:
+    """Whether what arrives is plainly not what was learned: then that is forgotten at once, and learned anew."""
+    return (
+        sum(mix.basis.values()) >= SETTLED
+        and mix.arrived >= DOUBT_ARRIVALS
+        and mix.strangers * DOUBT_ONE_IN > mix.arrived
+    )
 
 
 def basis_of(mix: Mix) -> list[tuple[Asked, int]]:
