@@ -165,13 +165,16 @@ def test_a_pool_runs_jobs_survives_kills_and_leaves_nothing_behind(pool: Pool) -
     assert pool.run("cancel", "default/long", "--reason", "no longer needed").returncode == 0
     _until("cancelled", lambda: pool.json("show", "default/long")["job"]["state"] == "cancelled")
 
-    # One more is running when the pool ends: nothing of it may stay.
-    assert pool.json("submit", "-", "--wait", "started", stdin=_request("left", "sleep", "600"))["outcome"] == "started"
+    # One more is running when the pool ends: nothing of it may stay, its control groups neither.
+    held = {"gpu_milli": 250, "gpu_memory_mib": 4096, "memory_mib": 64, "cpu_milli": 100}
+    left = _request("left", "sleep", "600", resources=held)
+    assert pool.json("submit", "-", "--wait", "started", stdin=left)["outcome"] == "started"
     assert any(process.kind is Kind.RUN for process in processes_of(pool.data_dir))
     said = pool.down()
     assert "stopped in" in said
     assert processes_of(pool.data_dir) == []
     assert read_note(pool.data_dir) is None
+    assert list(Path("/sys/fs/cgroup").rglob("default%2Fleft*")) == []
 
     # The log speaks without the pool, and every decision in it can be made again.
     assert pool.json("log", "verify")["ok"] is True

@@ -282,6 +282,18 @@ async def test_what_a_killed_agent_leaves_is_found_by_the_next(
     assert (kept.exists(), stale.exists()) == (True, False)
 
 
+async def test_whoever_ends_a_whole_node_removes_its_groups_without_knowing_how_they_were_made(
+    limits: HostLimits, processes: Processes, root: Path
+) -> None:
+    """As `apportion up` does at its end, when no agent will come: the node's journal says where to look."""
+    launch, group = a_launch(limits, "import time; time.sleep(60)", memory_mib=256, cpu_milli=500)
+    await processes.start(launch)
+    os.kill(processes.live()[RUN].pid, signal.SIGKILL)
+    await processes.ended(RUN)
+    assert no_limits(root).recover(()) == len(launch.groups.joins if launch.groups else ())
+    assert not group.parent.exists()
+
+
 async def test_a_run_whose_group_is_gone_is_not_started_without_it(limits: HostLimits, processes: Processes) -> None:
     launch, group = a_launch(limits, "", memory_mib=64)
     group.rmdir()

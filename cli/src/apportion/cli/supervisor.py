@@ -308,6 +308,7 @@ class Supervisor:
             self._breaking = None
         await self.stop_services()
         await asyncio.to_thread(leftovers.end_all, self.data_dir, _OF_THE_POOL)
+        await asyncio.to_thread(_remove_groups, self.data_dir)
         await self.server.stop()
         if self._watch is not None:
             self._watch.cancel()
@@ -538,3 +539,11 @@ def local_nodes(*, simulate: int, devices: int, profile: str) -> tuple[NodePlan,
         name = "".join(c if c.isalnum() else "-" for c in socket.gethostname().partition(".")[0].lower()).strip("-")
         return (NodePlan(name=name[:63] or "node-1"),)
     return tuple(NodePlan(name=f"node-{number}", devices=devices, profile=profile) for number in range(1, simulate + 1))
+
+
+def _remove_groups(data_dir: Path) -> None:
+    """Remove the control groups of runs that were killed with their shims: no agent comes to do it."""
+    from apportion.node_agent.host_limits import no_limits
+
+    for state_dir in (data_dir.absolute() / "nodes").glob("*"):
+        no_limits(state_dir).recover(())
