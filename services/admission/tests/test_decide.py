@@ -705,6 +705,16 @@ def test_a_job_that_ran_out_of_memory_asks_for_more_up_to_what_a_device_has() ->
     assert history.state.pool.jobs[JOB].spec.memory_mib == 81_920
 
 
+def test_a_lack_of_host_memory_asks_for_no_more_of_a_device() -> None:
+    """It costs a retry like any failure of its own, and the device had nothing to do with it."""
+    history = a_running_job(retry_limit=1, memory_mib=30_000, memory_factor_pct=200)
+    history.finish(run_of(), RunCause.HOST_OUT_OF_MEMORY, peak_memory_mib=29_000)
+    history.release(run_of())
+    requeued = only(history.settle(), ev.JobRequeued)
+    assert (requeued.memory_mib_before, requeued.memory_mib, requeued.retries_left) == (0, 0, 0)
+    assert history.state.pool.jobs[JOB].spec.memory_mib == 30_000
+
+
 def test_more_memory_never_exceeds_what_the_queue_may_hold() -> None:
     """A raised request that no longer fits its queue would never run again."""
     history = a_pool(limit_memory_mib=50_000)

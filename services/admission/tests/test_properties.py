@@ -22,6 +22,7 @@ CAUSES = (
     RunCause.SUCCESS,
     RunCause.USER_ERROR,
     RunCause.OUT_OF_MEMORY,
+    RunCause.HOST_OUT_OF_MEMORY,
     RunCause.NODE_LOST,
     RunCause.SHIM_LOST,
     RunCause.ENFORCEMENT_FAILED,

@@ -216,6 +216,8 @@ def test_a_short_run_is_told_in_one_batch() -> None:
         ({"exit_code": 77}, RunCause.OUT_OF_MEMORY),
         ({"exit_code": 1, "out_of_memory": True}, RunCause.OUT_OF_MEMORY),
         ({"signal": 9, "out_of_memory": True}, RunCause.OUT_OF_MEMORY),
+        ({"signal": 9, "host_out_of_memory": True}, RunCause.HOST_OUT_OF_MEMORY),
+        ({"exit_code": 0, "host_out_of_memory": True}, RunCause.SUCCESS),
         ({"signal": 11}, RunCause.KILLED),
         ({"detail": "lost: rebooted"}, RunCause.NODE_LOST),
         ({"detail": "lost: shim_gone", "is_shim_lost": True}, RunCause.SHIM_LOST),

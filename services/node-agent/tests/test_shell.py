@@ -245,7 +245,7 @@ async def test_a_run_is_held_to_what_its_job_asked_of_the_host_or_told_that_nobo
             CPU: (800, 800, agent.host.by) if CPU in can else (800, 0, NOBODY),
         }
         if MEMORY in can:
-            assert (finished.cause, finished.signal) == (RunCause.OUT_OF_MEMORY, 9)
+            assert (finished.cause, finished.signal) == (RunCause.HOST_OUT_OF_MEMORY, 9)
             assert finished.detail == "processes killed at its limit of host memory: 1"
         else:
             assert finished.cause is RunCause.SUCCESS

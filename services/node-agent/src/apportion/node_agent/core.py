@@ -55,7 +55,7 @@ RULES: Final = (
     "fencing-kills-older-runs-before-registration",
     "stop-cause-where-the-stop-took-effect",
     "exit-77-is-out-of-memory",
-    "a-kill-by-the-hosts-memory-limit-is-out-of-memory",
+    "a-kill-by-the-hosts-memory-limit-says-nothing-of-device-memory",
     "a-killed-shim-is-not-a-lost-node",
     "release-after-the-devices-show-nothing",
     "remove-after-the-release-was-folded",
@@ -139,7 +139,9 @@ class ProcessExited(Struct, frozen=True, kw_only=True):
     signal: int | None = None
     peak_memory_mib: int | None = None
     out_of_memory: bool = False
-    """The device or the host refused it memory, whatever its exit code."""
+    """A device refused it memory, whatever its exit code."""
+    host_out_of_memory: bool = False
+    """The kernel killed a process of it at its limit of host memory."""
     is_victim: bool = False
     """Its fault domain had failed, and not by its doing (``detail`` has the evidence)."""
     is_shim_lost: bool = False
@@ -846,6 +848,8 @@ def _own_cause(end: ProcessExited) -> RunCause:
         return RunCause.SUCCESS
     if end.is_victim:
         return RunCause.FAULT_DOMAIN_FAILED
+    if end.host_out_of_memory:
+        return RunCause.HOST_OUT_OF_MEMORY
     if end.out_of_memory or end.exit_code == OUT_OF_MEMORY_EXIT:
         return RunCause.OUT_OF_MEMORY
     return RunCause.KILLED if end.signal is not None else RunCause.USER_ERROR

@@ -399,7 +399,7 @@ class Shell:
                     exit_code=end.exit_code,
                     signal=end.signal,
                     peak_memory_mib=self._peak_mib(run),
-                    out_of_memory=end.oom_kills > 0,
+                    host_out_of_memory=end.oom_kills > 0,
                     detail=f"processes killed at its limit of host memory: {end.oom_kills}" if end.oom_kills else "",
                 )
             case run_records.ExecFailed():

@@ -13,7 +13,14 @@ SORTS_MAX: Final = 256
 SAMPLES_MIN: Final = 3
 """With fewer nothing is said."""
 OWN_END: Final = frozenset(
-    {RunCause.SUCCESS, RunCause.USER_ERROR, RunCause.KILLED, RunCause.OUT_OF_MEMORY, RunCause.TIME_LIMIT}
+    {
+        RunCause.SUCCESS,
+        RunCause.USER_ERROR,
+        RunCause.KILLED,
+        RunCause.OUT_OF_MEMORY,
+        RunCause.HOST_OUT_OF_MEMORY,
+        RunCause.TIME_LIMIT,
+    }
 )
 """Ends that say how long the work takes; what was stopped for others' sake says nothing."""
 
