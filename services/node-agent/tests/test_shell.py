@@ -1,7 +1,9 @@
 """The agent's core and shell over real processes and a real simulated node; the stream alone is a list here."""
 
 import asyncio
+import base64
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -91,6 +93,7 @@ class Agent:
             path=path,
             node_env=node_env,
             host=self.host,
+            open_files_max=world.open_files_max,
         )
         self.shell.feed = self.observations.put_nowait
         self.observe(InventoryChanged(inventory=inventory))
@@ -138,6 +141,7 @@ class World:
     def __init__(self, directory: Path, driver: str = "580") -> None:
         self.root = directory / "agent"
         self.stream: list[Any] = []
+        self.open_files_max = 0
         self.simulated = SimulatedNode(NODE, state_dir=directory, devices=2, profile="a100-40", driver=driver)
 
     def append(self, fact: Fact, author: str = "") -> None:
@@ -249,6 +253,18 @@ async def test_a_run_is_held_to_what_its_job_asked_of_the_host_or_told_that_nobo
             assert finished.detail == "processes killed at its limit of host memory: 1"
         else:
             assert finished.cause is RunCause.SUCCESS
+
+
+async def test_a_run_has_as_many_files_as_the_node_allows_and_its_output_stays_after_it(world: World) -> None:
+    """A leak of descriptors ends with the run that leaks, and what it said can be read after its release."""
+    world.open_files_max = 99
+    async with Agent(world, "s1") as agent:
+        order = an_order(agent, "a", "/bin/sh", "-c", "ulimit -n; ulimit -c")
+        world.append(order)
+        await agent.until(lambda: world.first(RunReleased))
+        await agent.until(lambda: agent.processes.kept.directory(order.run_id))
+        answer = json.loads(agent.processes.desk.answer(json.dumps({"run": order.run_id}).encode()))
+        assert (base64.b64decode(answer["data"]), answer["is_live"]) == (b"99\n0\n", False)
 
 
 async def test_a_bound_run_is_kept_next_to_its_device_or_not_started(world: World) -> None:

@@ -94,6 +94,8 @@ class AgentSettings(Common, frozen=True, kw_only=True):
     """For how long output of ended runs is kept."""
     host_limits: bool = True
     """Hold runs to the host memory and CPU that their jobs ask for, by control groups where this machine has them."""
+    run_open_files_max: Annotated[int, Meta(ge=0, le=1_048_576)] = 0
+    """How many files each process of a run may have open; 0: as many as this agent may. Costs a fork for each run."""
     run_processes_max: Annotated[int, Meta(ge=0, le=4_194_304)] = 0
     """How many processes and threads a run may have at once, by control groups; 0: as many as the machine takes."""
     dcgm_job_mapping_dir: str = ""
@@ -183,6 +185,7 @@ class Agent:
                 log_bytes_max=settings.run_log_mib * BYTES_PER_MIB,
                 host=self._host,
                 processes_max=settings.run_processes_max,
+                open_files_max=settings.run_open_files_max,
             )
             stack.push_async_callback(shell.close)
             tools = Tools(

@@ -66,6 +66,7 @@ class Shell:
         log_bytes_max: int = LOG_BYTES_MAX,
         host: HostLimits,
         processes_max: int = 0,
+        open_files_max: int = 0,
     ) -> None:
         """``on_slices`` hears of the slices of all live runs, each time that they change."""
         self._processes = processes
@@ -88,6 +89,7 @@ class Shell:
         self._log_bytes_max = log_bytes_max
         self._host = host
         self._processes_max = processes_max
+        self._open_files_max = open_files_max or None
         self.feed: Callable[[core.Observation], None] = lambda _: None
         self.try_isolation: Callable[[IsolationTestStarted], Awaitable[tuple[IsolationVerdict, ...]]] = _no_trial
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -182,6 +184,7 @@ class Shell:
                 env=env,
                 log_bytes_max=self._log_bytes_max,
                 groups=groups,
+                open_files_max=self._open_files_max,
             )
             if set_up.cgroup:
                 process = await self._born_in(launch, Path(set_up.cgroup))
