@@ -7,9 +7,9 @@
 #   make chaos [SEED=7] [ROUNDS=N]  random faults on a real pool, and whether everything held that must
 #   make e2e                       the whole stack, driven through the command
 #   make isolation                 the isolation tests in every mode, each with its negative control
-#   make torture [ROUNDS=1000]     kill -9 of a node's agent at random moments: nothing lost, started twice or left
 #   make kills [ROUNDS=200]        kill -9 of the log's writer under load: no row lost, doubled or out of its place
 #   make bench                     throughput and latency, with the machine beside the figures
+#   make torture [ROUNDS=1000]     kills of a node's agent, of every service at every moment, and millions of events
 #   make lock, make audit          pin every package by hash; list what is installed, and what is known against it
 #
 # ARGS="…" is handed on to what the verb runs.
@@ -31,12 +31,13 @@ SEED ?= 1
 EVENTS ?= 200000
 ROUNDS ?= 200
 ROUNDS ?= 1000
+TORTURE_EVENTS ?= 5000000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim e2e isolation torture kills bench lock audit clean
+.PHONY: help venv demo test check format docs sim chaos e2e isolation torture kills bench lock audit clean
 
 help:
-	@sed -n '3,14s/^# \{0,1\}//p' Makefile
+	@sed -n 's/^#   make/  make/p' Makefile
 
 # Set-up: run again only when a requirement changed.
 $(BIN)/python:
@@ -114,8 +115,11 @@ isolation: $(VENV)/.runtime-ready
 kills: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.torture.writer --rounds $(if $(filter command line,$(origin ROUNDS)),$(ROUNDS),200) --seed $(SEED) $(ARGS)
 
+# What takes too long for every change.
 torture: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.torture --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+	@$(BIN)/python -m tests.kill --rounds 3
+	@$(BIN)/python -m tests.simulation --seed 100000 --events $(TORTURE_EVENTS)
 
 bench: $(VENV)/.dev-ready
 	@$(BIN)/python -m bench $(ARGS)

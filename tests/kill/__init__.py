@@ -1,0 +1,1 @@
+"""Services killed at named moments, on a real bus with real processes."""
