@@ -4,12 +4,13 @@
 #   make test [COVERAGE=1]         unit, property, contract, simulation and integration tests
 #   make check                     format, lint, types, import walls, generated documents
 #   make sim [SEED=7] [EVENTS=N]   one simulated run; the same seed is the same run
-#   make chaos [SEED=7] [ROUNDS=N]  random faults on a real pool, and whether everything held that must
+#   make chaos [ROUNDS=200]        random faults on a real pool, and whether everything held that must
 #   make e2e                       the whole stack, driven through the command
 #   make isolation                 the isolation tests in every mode, each with its negative control
 #   make kills [ROUNDS=200]        kill -9 of the log's writer under load: no row lost, doubled or out of its place
 #   make bench                     throughput and latency, with the machine beside the figures
 #   make torture [ROUNDS=1000]     kills of a node's agent, of every service at every moment, and millions of events
+#   make fuzz [RUNS=1000000]       changed messages of the hostile corpus, by our own mutator and by atheris
 #   make lock, make audit          pin every package by hash; list what is installed, and what is known against it
 #
 # ARGS="…" is handed on to what the verb runs.
@@ -29,12 +30,12 @@ PYTHON ?=
 JOBS ?= 2
 SEED ?= 1
 EVENTS ?= 200000
-ROUNDS ?= 200
 ROUNDS ?= 1000
+RUNS ?= 1000000
 TORTURE_EVENTS ?= 5000000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim chaos e2e isolation torture kills bench lock audit clean
+.PHONY: help venv demo test check format docs sim chaos e2e isolation torture kills fuzz bench lock audit clean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -102,7 +103,7 @@ sim: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.simulation --seed $(SEED) --events $(EVENTS) $(ARGS)
 
 chaos: $(VENV)/.runtime-ready
-	@$(BIN)/python -m bench.chaos --seed $(SEED) --rounds $(ROUNDS) $(ARGS)
+	@$(BIN)/python -m bench.chaos --seed $(SEED) --rounds $(if $(filter command line,$(origin ROUNDS)),$(ROUNDS),200) $(ARGS)
 
 e2e: $(VENV)/.dev-ready
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
@@ -120,6 +121,18 @@ torture: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.torture --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 	@$(BIN)/python -m tests.kill --rounds 3
 	@$(BIN)/python -m tests.simulation --seed 100000 --events $(TORTURE_EVENTS)
+
+# Coverage-guided, with an environment of its own: what instruments code is no dependency of it.
+$(VENV)-fuzz/.ready: requirements-dev.lock requirements.txt $(MEMBERS) | $(BIN)/python
+	@$(BIN)/python -m venv $(VENV)-fuzz
+	@$(VENV)-fuzz/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements-dev.lock
+	@$(VENV)-fuzz/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation --no-deps -r requirements.txt
+	@$(VENV)-fuzz/bin/python -m pip --disable-pip-version-check install --quiet atheris
+	@touch $@
+
+fuzz: $(VENV)-fuzz/.ready
+	@$(VENV)-fuzz/bin/python -m tests.contract.fuzz --mutations $(RUNS) --seed $(SEED)
+	@$(VENV)-fuzz/bin/python -m tests.contract.guided -runs=$(RUNS) -print_final_stats=1
 
 bench: $(VENV)/.dev-ready
 	@$(BIN)/python -m bench $(ARGS)

@@ -95,12 +95,12 @@ def _plant_publishing() -> None:
     stream.Bus.publish_fenced = publishing  # type: ignore[method-assign]
     try_batch = stream.Bus._try_batch
 
-    async def trying(self: Any, lease: Any, messages: Sequence[Message]) -> Any:
+    async def trying(self: Any, fence: dict[str, str], messages: Sequence[Message]) -> Any:
         if len(messages) > 1 and _is_planned("mid_batch"):
             # All but the last, which would commit them: the server drops what it has.
             async with asyncio.timeout(2):
-                await _without(self, try_batch(self, lease, messages))
-        return await try_batch(self, lease, messages)
+                await _without(self, try_batch(self, fence, messages))
+        return await try_batch(self, fence, messages)
 
     stream.Bus._try_batch = trying  # type: ignore[method-assign]
     ask = stream.Bus._ask
