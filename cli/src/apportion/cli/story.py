@@ -84,6 +84,8 @@ def sentence(row: Row) -> str:
             return (
                 f"has priority {body.get('priority')} now, was {body.get('before')}, by {row['actor']}{_reason(body)}"
             )
+        case "JobWaitExceeded":
+            return f"has waited longer than the {body.get('max_wait_s')} s that it said it could, and waits on"
         case "JobResized":
             now = f"{body.get('compute_milli')} milli-GPU and {body.get('memory_mib', 0)} MiB"
             was = f"{body.get('compute_milli_before')} and {body.get('memory_mib_before', 0)}"

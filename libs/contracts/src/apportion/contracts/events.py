@@ -621,7 +621,7 @@ class AlertSilenceRequested(Wish, frozen=True, kw_only=True, tag="AlertSilenceRe
 
 
 class FaultInjectionRequested(Wish, frozen=True, kw_only=True, tag="FaultInjectionRequested.v1"):
-    """An operator asks that something is broken on purpose for a while. By FaultInjected or NodeWishRejected."""
+    """An operator asks that something is broken on purpose. Answered by FaultInjected or NodeWishRejected."""
 
     ANSWERED_BY: ClassVar[Author] = MONITOR
     kind: FaultKind
