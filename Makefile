@@ -120,6 +120,7 @@ kills: $(VENV)/.dev-ready
 torture: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.torture --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 	@$(BIN)/python -m tests.kill --rounds 3
+	@$(BIN)/python -m tests.simulation.bugs
 	@$(BIN)/python -m tests.simulation --seed 100000 --events $(TORTURE_EVENTS)
 
 # Coverage-guided, with an environment of its own: what instruments code is no dependency of it.
