@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Pending, PreemptionKind, RunCause, ServiceClass, StopCause
+from apportion.contracts.causes import DeviceHealth, Pending, PreemptionKind, RunCause, ServiceClass, StopCause
 from apportion.contracts.ids import PLACER, JobId, NodeId, RunId, agent_author
 from apportion.contracts.testing import NOON, a_job, a_node, a_queue, as_fact
 from apportion.placer import core
@@ -188,6 +188,42 @@ def test_nobody_slips_into_what_was_freed(is_leaving: bool) -> None:
         assert pool.state.pool.jobs[JobId("acme/first")].pending is Pending.RESERVED_FOR_OTHER
         pool.leaves(decided.runs[2:])
         assert placed(pool.decide()) == ["acme/urgent"]
+
+
+@pytest.mark.parametrize("is_in_vain", [False, True])
+def test_what_is_kept_for_two_alike_is_kept_until_both_let_go(is_in_vain: bool) -> None:
+    """On the node of both, one has what was freed for it, or never will: the other's victims are still there."""
+    quarter: dict[str, Any] = {"compute_milli": 250, "memory_mib": 20_000}
+    pool = Pool(a_node("node-1", devices=2))
+    pool.runs("whole", **SPOT)
+    pool.runs("q0", **quarter, service_class=ServiceClass.SPOT)
+    pool.runs("q1", **quarter, service_class=ServiceClass.SPOT)
+    for name in ("first", "second"):
+        pool.tell(a_job(name, **ONLINE))
+    decided = [fact for fact in pool.decide() if isinstance(fact, ev.PreemptionDecided)]
+    assert [(fact.job_id, fact.victims, fact.nodes) for fact in decided] == [
+        ("acme/first", ("acme/whole",), ("node-1",)),
+        ("acme/second", ("acme/q1", "acme/q0"), ("node-1",)),
+    ]
+    if is_in_vain:
+        [sick] = [
+            piece.device_uuid for run in pool.state.pool.jobs[JobId("acme/whole")].runs.values() for piece in run.slices
+        ]
+        pool.tell(
+            ev.DeviceHealthChanged(
+                node_id=NodeId("node-1"),
+                device_uuid=sick,
+                before=DeviceHealth.HEALTHY,
+                after=DeviceHealth.DEGRADED,
+                code="xid-63",
+            )
+        )
+    pool.leaves([RunId("acme/whole/0/1"), RunId("acme/q0/0/1")])
+    pool.tell(a_job("small", **quarter))
+    assert placed(pool.decide()) == ([] if is_in_vain else ["acme/first"])
+    assert pool.state.pool.jobs[JobId("acme/small")].pending is Pending.RESERVED_FOR_OTHER
+    pool.leaves([RunId("acme/q1/0/1")])
+    assert placed(pool.decide()) == (["acme/first"] if is_in_vain else ["acme/second"])
 
 
 def test_what_was_kept_in_vain_is_given_up() -> None:

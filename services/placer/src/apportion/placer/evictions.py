@@ -2,7 +2,7 @@
 
 Nobody slips in: what a victim frees is kept for whom it was stopped for, or for one alike that stands before it in the
 same line. The keeping ends when that job is placed or no longer waits, or when all victims have left and it does not
-fit after all (a node was lost meanwhile).
+fit after all (a node was lost meanwhile). A node that is kept for several is kept until each of them has let go.
 """
 
 from bisect import bisect_right
@@ -62,7 +62,8 @@ class Evictions:
         self._is_guaranteed = any(view.guaranteed for view in state.pool.queues.values())
         self._now = now
         self._rules = RULES if rules is None else rules
-        self._kept: dict[NodeId, JobId] = {}
+        self._kept: dict[NodeId, tuple[JobId, ...]] = {}
+        """Those alike share a node, and each keeps it on its own."""
         self._shapes: dict[JobId, Shape] = {}
         self._gone: set[JobId] = set()
         """Who was told to go in this round."""
@@ -70,8 +71,7 @@ class Evictions:
         self._claims = {job_id: claim for job_id, claim in state.kept.claims.items() if job_id in state.waiting}
         for job_id, claim in sorted(self._claims.items()):
             self._shapes[job_id] = state.waiting[job_id][0]
-            for node_id in claim.nodes:
-                self._kept.setdefault(node_id, job_id)
+            self._keep(job_id, claim)
         if self._is_guaranteed:
             for job_id in state.leaving:
                 job = state.pool.jobs[job_id]
@@ -81,11 +81,10 @@ class Evictions:
                 self._reclaim.come(job_id, shape.queue, least_charge(shape.demand))
 
     def kept_for(self, node_id: NodeId, shape: Shape | None) -> JobId | None:
-        """For whom the node is kept, where that is nobody of this shape."""
+        """The first for whom the node is kept and who is not of this shape."""
         if not self._kept:
             return None
-        owner = self._kept.get(node_id)
-        return None if owner is None or self._is_alike(owner, shape) else owner
+        return next((owner for owner in self._kept.get(node_id, ()) if not self._is_alike(owner, shape)), None)
 
     def is_awaited(self, job: JobView) -> bool:
         """Whether others were told to stop for this job, and have not left yet."""
@@ -108,16 +107,26 @@ class Evictions:
             if self._is_alike(job_id, shape) and not self._is_live(claim)
         ]
         for job_id in vain:
-            del self._claims[job_id]
-            self._reclaim.came(job_id)
-            self._kept = {node_id: owner for node_id, owner in self._kept.items() if owner != job_id}
+            self._let_go(job_id)
         return bool(vain)
 
     def placed(self, job_id: JobId) -> None:
         """Note that the job has its slices: nothing more is kept for it."""
-        if self._claims.pop(job_id, None) is not None:
-            self._reclaim.came(job_id)
-            self._kept = {node_id: owner for node_id, owner in self._kept.items() if owner != job_id}
+        self._let_go(job_id)
+
+    def _let_go(self, job_id: JobId) -> None:
+        claim = self._claims.pop(job_id, None)
+        if claim is None:
+            return
+        self._reclaim.came(job_id)
+        for node_id in claim.nodes:
+            others = tuple(owner for owner in self._kept.pop(node_id, ()) if owner != job_id)
+            if others:
+                self._kept[node_id] = others
+
+    def _keep(self, job_id: JobId, claim: Claim) -> None:
+        for node_id in claim.nodes:
+            self._kept[node_id] = (*self._kept.get(node_id, ()), job_id)
 
     def may_have_victims(self, job: JobView, shape: Shape) -> bool:
         """Whether it is worth looking: somebody runs who might have to go for it."""
@@ -169,9 +178,9 @@ class Evictions:
         self._gone.update(plan.victims)
         self._left -= len(plan.victims)
         self._shapes[job.job_id] = shape
-        self._claims[job.job_id] = Claim(plan.nodes, tuple(run.run_id for run in plan.runs), plan.victims)
-        for node_id in plan.nodes:
-            self._kept.setdefault(node_id, job.job_id)
+        self._let_go(job.job_id)
+        claim = self._claims[job.job_id] = Claim(plan.nodes, tuple(run.run_id for run in plan.runs), plan.victims)
+        self._keep(job.job_id, claim)
         for victim in plan.victims:
             self._reclaim.leave(self._state.pool.jobs[victim])
         self._reclaim.come(job.job_id, shape.queue, least_charge(shape.demand))
