@@ -245,10 +245,14 @@ async def test_a_revoked_key_is_cut_off_and_a_rotated_one_goes_on(tmp_path: Path
 async def _connected(server: EmbeddedServer, seed: Path) -> Client:
     async with asyncio.timeout(5):
         while True:
+            client = Client()
             try:
-                return await nats.connect(server.url, allow_reconnect=False, error_cb=_nothing, **options_of(seed))
+                await client.connect(server.url, allow_reconnect=False, error_cb=_nothing, **options_of(seed))
             except (nats.errors.Error, OSError):
+                await client.close()
                 await asyncio.sleep(0.02)  # the server has not read the new list yet
+            else:
+                return client
 
 
 @pytest.mark.integration

@@ -122,55 +122,46 @@ class Client:
         principal = "" if key_file is None else Path(key_file).name.removesuffix(".nk")
         if key_file is not None:
             options = {"nkeys_seed": str(key_file), "inbox_prefix": f"_INBOX_{principal}", **options}
-        refused = asyncio.Event()
         kept_out = ""
+        is_new, is_refused = True, False
 
         async def noticed(error: Exception) -> None:
-            """Each call reports its own failures; what the library tries for ever is this."""
-            nonlocal kept_out
+            """Each call reports its own failures; here it is only why there is no connection yet."""
+            nonlocal kept_out, is_refused
             kept_out = type(error).__name__
-            if "authorization violation" in str(error).lower():
-                refused.set()
+            if is_new and "authorization" in f"{kept_out} {error}".lower():
+                # The library would try again for ever with what was refused.
+                is_refused = True
+                connection.options["allow_reconnect"] = False
 
-        connecting = asyncio.ensure_future(
-            connection.connect(
-                url,
-                name=name,
-                error_cb=noticed,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, slept as a float
-                ping_interval=5,
-                max_outstanding_pings=2,
-                connect_timeout=2,
-                **options,
-            )
-        )
-        told_off = asyncio.ensure_future(refused.wait())
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.wait({connecting, told_off}, return_when=asyncio.FIRST_COMPLETED)
-            if connecting.done():
-                await connecting
+                await connection.connect(
+                    url,
+                    name=name,
+                    error_cb=noticed,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, slept as a float
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    connect_timeout=2,
+                    **options,
+                )
         except (TimeoutError, OSError, nats.errors.Error) as err:
             with contextlib.suppress(Exception):
                 await connection.close()
+            if is_refused:
+                raise NotLetIn(
+                    expected=f"a key that the bus at {url} knows",
+                    found="none" if key_file is None else f"one that it doesn't know ({key_file})",
+                    next_step="Give key_file=…; the pool's operator makes keys with `apportion keys new`.",
+                ) from err
             raise BusUnreachable(
                 expected=f"a nats-server at {url}",
                 found=f"no answer within {timeout_s:g} s ({kept_out or type(err).__name__})",
                 next_step="Check the address; `apportion up` starts a pool on this machine.",
             ) from err
-        finally:
-            told_off.cancel()
-            connecting.cancel()
-            await asyncio.gather(told_off, connecting, return_exceptions=True)
-        if not connection.is_connected:
-            with contextlib.suppress(Exception):
-                await connection.close()
-            raise NotLetIn(
-                expected=f"a key that the bus at {url} knows",
-                found="none" if key_file is None else f"one that it doesn't know ({key_file})",
-                next_step="Give key_file=…; the pool's operator makes keys with `apportion keys new`.",
-            )
+        is_new = False
         return cls(
             connection,
             url=url,

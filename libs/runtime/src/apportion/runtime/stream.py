@@ -9,7 +9,7 @@ import contextlib
 import json
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -412,18 +412,6 @@ class _Delivery:
             reader.push(raw)
 
 
-async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Returns or raises what the first of them to end does; the others are cancelled."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        await next(task for task in tasks if task in done)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 class Bus:
     """One connection to the bus of one pool."""
 
@@ -461,13 +449,16 @@ class Bus:
         options = transport.options(url, key=key, ca_file=ca_file, allow_plain=allow_plain)
         client = _Client()
         bus = cls(client, pool=pool, url=url)
-        refused = asyncio.Event()
+        is_new, is_refused = True, False
 
         async def noticed(error: Exception) -> None:
+            nonlocal is_refused
             bus.errors += 1
             bus.last_error = f"{type(error).__name__}: {error}"
-            if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in str(error).lower():
-                refused.set()
+            if is_new and "authorization" in f"{type(error).__name__} {error}".lower():
+                # The library would try again for ever with what was refused.
+                is_refused = True
+                client.options["allow_reconnect"] = False
             if on_error is not None:
                 on_error(error)
 
@@ -491,24 +482,18 @@ class Bus:
                 **options,
             )
 
-        async def until_refused() -> None:
-            # The library would try again for ever with what was refused.
-            await refused.wait()
-            raise BusRefused(url=url, has_key=key is not None)
-
         try:
             async with asyncio.timeout(wait_s):
-                await _first_of(attempt(), until_refused())
-        except BusRefused:
-            with contextlib.suppress(Exception):
-                await client.close()
-            raise
+                await attempt()
         except (TimeoutError, OSError, nats.errors.Error) as err:
             with contextlib.suppress(Exception):
                 await client.close()
+            if is_refused:
+                raise BusRefused(url=url, has_key=key is not None) from err
             # The library goes on trying until the time is out: what kept it from getting through says more.
             detail = bus.last_error.partition(":")[0] or type(err).__name__
             raise BusUnreachable(url=url, waited_s=wait_s, detail=detail) from err
+        is_new = False
         return bus
 
     async def close(self) -> None:
