@@ -16,6 +16,10 @@ class Books:
         self._used: dict[QueueId, Amounts] = {}
         self._used_by: dict[tuple[QueueId, TenantId], Amounts] = {}
         self._lineages: dict[QueueId, tuple[QueueView, ...]] = {}
+        self._cordoned: dict[QueueId, QueueId | None] = {}
+        self._least: dict[Demand, Amounts] = {}
+        self.changes = 0
+        """Grows whenever somebody holds more, or less."""
 
     def lineage(self, queue: QueueId) -> tuple[QueueView, ...]:
         """The queue and those above it, from below."""
@@ -47,6 +51,7 @@ class Books:
 
     def charge(self, queue: QueueId, tenant: TenantId, amounts: Mapping[str, int], sign: int = 1) -> None:
         """Let the tenant in the queue, the queue, and those above it, hold that much more, or less."""
+        self.changes += 1
         held = self._used_by.get((queue, tenant))
         if held is None:
             held = self._used_by[queue, tenant] = self.used_by(queue, tenant).copy()
@@ -66,7 +71,16 @@ class Books:
 
     def cordoned(self, queue: QueueId) -> QueueId | None:
         """The queue, or the lowest above it, that is cordoned."""
-        return next((view.queue_id for view in self.lineage(queue) if view.is_cordoned), None)
+        if queue not in self._cordoned:
+            self._cordoned[queue] = next((view.queue_id for view in self.lineage(queue) if view.is_cordoned), None)
+        return self._cordoned[queue]
+
+    def least(self, demand: Demand) -> Amounts:
+        """As ``least_charge``, which a round asks for again and again. Not to be changed."""
+        found = self._least.get(demand)
+        if found is None:
+            found = self._least[demand] = least_charge(demand)
+        return found
 
     def is_open(self, queue: QueueId, demand: Demand) -> bool:
         """Whether a limit may hold on one device and not on another, as what is charged depends on the device."""

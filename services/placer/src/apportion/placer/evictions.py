@@ -7,12 +7,13 @@ fit after all (a node was lost meanwhile). A node that is kept for several is ke
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import PreemptionKind, StopCause
 from apportion.contracts.ids import JobId, NodeId
-from apportion.placer.books import Books, least_charge
+from apportion.placer.books import Books
 from apportion.placer.orders import CLASS_RANK
 from apportion.placer.preempt import Plan, Planner, is_evictable, outranks
 from apportion.placer.reclaim import Reclaim
@@ -58,6 +59,7 @@ class Evictions:
 
     def __init__(self, state: State, now: int, books: Books, rules: Sequence[Rule] | None = None) -> None:
         self._state = state
+        self._books = books
         self._reclaim = Reclaim(books, state.pool.jobs)
         self._is_guaranteed = any(view.guaranteed for view in state.pool.queues.values())
         self._now = now
@@ -65,6 +67,8 @@ class Evictions:
         self._kept: dict[NodeId, tuple[JobId, ...]] = {}
         """Those alike share a node, and each keeps it on its own."""
         self._shapes: dict[JobId, Shape] = {}
+        self._may_go: list[JobView] | None = None
+        """Who might be stopped for somebody, once that was asked, in the order of their ids."""
         self._gone: set[JobId] = set()
         """Who was told to go in this round."""
         self._left = state.settings.preempt_per_minute - sum(1 for at in state.kept.preempted_at if at > now - RATE_NS)
@@ -78,7 +82,7 @@ class Evictions:
                 self._reclaim.leave(job, leaving_of(job))
             for job_id in self._claims:
                 shape = self._shapes[job_id]
-                self._reclaim.come(job_id, shape.queue, least_charge(shape.demand))
+                self._reclaim.come(job_id, shape.queue, self._books.least(shape.demand))
 
     def kept_for(self, node_id: NodeId, shape: Shape | None) -> JobId | None:
         """The first for whom the node is kept and who is not of this shape."""
@@ -101,6 +105,8 @@ class Evictions:
 
     def blocked(self, shape: Shape) -> bool:
         """Note that a job of this shape doesn't fit; True where something was kept for it in vain, and no longer is."""
+        if not self._claims:
+            return False
         vain = [
             job_id
             for job_id, claim in self._claims.items()
@@ -140,14 +146,14 @@ class Evictions:
         return (
             self._is_guaranteed
             and bool(self._state.evictable)
-            and self._reclaim.claims(shape.queue, least_charge(shape.demand))
+            and self._reclaim.claims(shape.queue, self._books.least(shape.demand))
         )
 
     def make_quota(self, job: JobView, shape: Shape, facts_left: int) -> list[ev.Fact]:
         """The facts by which others are stopped where a limit that they fill keeps the job from what it is owed."""
         if not self.is_owed(shape):
             return []
-        charge = least_charge(shape.demand)
+        charge = self._books.least(shape.demand)
         running = [other.job_id for other in self._evictable(job, BY_GUARANTEE)]
         victims = self._reclaim.for_quota(job, charge, running)
         if not 0 < len(victims) <= min(self._state.settings.preempt_victims_max, self._left):
@@ -158,20 +164,18 @@ class Evictions:
 
     def _evictable(self, job: JobView, rule: Rule) -> list[JobView]:
         """Who might be stopped for the job by this rule, as far as the two of them matter."""
-        state = self._state
-        jobs = state.pool.jobs
-        names = sorted(job_id for rank in state.evictable.values() for job_id in rank if job_id not in self._gone)
-        return [
-            jobs[job_id]
-            for job_id in names
-            if is_evictable(jobs[job_id], self._now, state.settings.preempt_spares_s) and rule.may(job, jobs[job_id])
-        ]
+        if self._may_go is None:
+            state = self._state
+            jobs = (state.pool.jobs[job_id] for job_id in sorted(chain.from_iterable(state.evictable.values())))
+            spares_s = state.settings.preempt_spares_s
+            self._may_go = [other for other in jobs if is_evictable(other, self._now, spares_s)]
+        return [other for other in self._may_go if other.job_id not in self._gone and rule.may(job, other)]
 
     def _allowed(self, job: JobView, shape: Shape, rule: Rule) -> set[JobId]:
         """Who may be stopped for the job by this rule, all of them together."""
         found = [other.job_id for other in self._evictable(job, rule)]
         if rule.is_reclaim:
-            return {other.job_id for other in self._reclaim.victims(job, least_charge(shape.demand), found)}
+            return {other.job_id for other in self._reclaim.victims(job, self._books.least(shape.demand), found)}
         return {other.job_id for other in self._reclaim.spared(job, found)} if self._is_guaranteed else set(found)
 
     def _decided(self, job: JobView, shape: Shape, rule: Rule, plan: Plan) -> list[ev.Fact]:
@@ -183,7 +187,7 @@ class Evictions:
         self._keep(job.job_id, claim)
         for victim in plan.victims:
             self._reclaim.leave(self._state.pool.jobs[victim])
-        self._reclaim.come(job.job_id, shape.queue, least_charge(shape.demand))
+        self._reclaim.come(job.job_id, shape.queue, self._books.least(shape.demand))
         return _facts(self._state, job, shape.demand, rule, plan)
 
     def plan(

@@ -33,12 +33,18 @@ class Reclaim:
         self._left: set[JobId] = set()
         self._coming: dict[QueueId, Amounts] = {}
         self._expected: dict[JobId, tuple[QueueId, Amounts]] = {}
+        self._charges: dict[JobId, Amounts] = {}
+        """What all runs of a job are charged for, of those that were looked at. Not to be changed."""
+        self._changes = 0
+        self._known: dict[QueueId, tuple[int, int, Amounts]] = {}
+        """What queues are promised, and when that was so: as of these changes of the books, and of whom we expect."""
 
     def leave(self, job: JobView, runs: Iterable[RunView] | None = None) -> None:
         """Count these runs of the job as gone, or all: what they hold comes back without anybody else."""
         if job.job_id in self._left:
             return
         self._left.add(job.job_id)
+        self._changes += 1
         charge = charge_of(job, runs)
         for view in self._books.lineage(job.spec.queue):
             quota.add(self._leaving.setdefault(view.queue_id, {}), charge)
@@ -56,6 +62,7 @@ class Reclaim:
             self._expect(*expected, -1)
 
     def _expect(self, queue: QueueId, charge: Amounts, sign: int) -> None:
+        self._changes += 1
         for view in self._books.lineage(queue):
             quota.add(self._coming.setdefault(view.queue_id, {}), charge, sign)
 
@@ -108,7 +115,7 @@ class Reclaim:
             branch = branches.get(job.spec.queue)
             if branch is None:
                 continue
-            gives = charge_of(job)
+            gives = self._charge(job)
             if all(self._spares(view, gives, taken.get(view.queue_id, {})) for view in branch):
                 found.append(job)
                 for view in branch:
@@ -143,30 +150,36 @@ class Reclaim:
     def _is_enough(self, jobs: Iterable[JobView], missing: Mapping[tuple[QueueId, str], int]) -> bool:
         given: dict[tuple[QueueId, str], int] = {}
         for job in jobs:
-            gives = charge_of(job)
+            gives = self._charge(job)
             for view in self._books.lineage(job.spec.queue):
                 for name, amount in gives.items():
                     given[view.queue_id, name] = given.get((view.queue_id, name), 0) + amount
         return all(given.get(what, 0) >= over for what, over in missing.items())
 
     def _promised(self, queue: QueueId) -> Amounts:
-        """What the queue will hold once those have gone who are to go, and those have come for whom they go."""
-        coming = self._coming.get(queue)
-        if not coming:
-            return self.held(queue)
-        found = self.held(queue).copy()
-        quota.add(found, coming)
+        """What the queue will hold once those have gone who are to go, and those have come for whom they go.
+
+        Not to be changed.
+        """
+        known = self._known.get(queue)
+        if known is not None and known[0] == self._books.changes and known[1] == self._changes:
+            return known[2]
+        found = self.held(queue)
+        if coming := self._coming.get(queue):
+            found = found.copy()
+            quota.add(found, coming)
+        self._known[queue] = (self._books.changes, self._changes, found)
         return found
 
     def _is_owed(self, view: QueueView, charge: Mapping[str, int]) -> bool:
         """Whether the queue may take back what the job asks: it stays within its guarantee with it."""
+        if not view.reclaim:
+            return False
         asked = [name for name, amount in view.guaranteed.items() if amount and charge.get(name, 0)]
+        if not asked:
+            return False
         held = self._promised(view.queue_id)
-        return (
-            view.reclaim
-            and bool(asked)
-            and all(held.get(name, 0) + charge[name] <= view.guaranteed[name] for name in asked)
-        )
+        return all(held.get(name, 0) + charge[name] <= view.guaranteed[name] for name in asked)
 
     def _beside(self, claimant: QueueId, queue: QueueId) -> tuple[QueueView, tuple[QueueView, ...]] | None:
         """Where the branches part: the top of the claimant's, and all of the queue's; None where they don't."""
@@ -184,6 +197,12 @@ class Reclaim:
             for name, amount in view.guaranteed.items()
             if gives.get(name, 0)
         )
+
+    def _charge(self, job: JobView) -> Amounts:
+        found = self._charges.get(job.job_id)
+        if found is None:
+            found = self._charges[job.job_id] = charge_of(job)
+        return found
 
 
 def charge_of(job: JobView, runs: Iterable[RunView] | None = None) -> Amounts:

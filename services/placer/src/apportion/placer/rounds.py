@@ -13,7 +13,7 @@ from typing import Final
 from apportion.contracts import events as ev
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId, run_id
 from apportion.placer import fair, orders
-from apportion.placer.books import Books, charge_on, least_charge
+from apportion.placer.books import Books, charge_on
 from apportion.placer.evictions import ATTEMPTS_MAX, Evictions
 from apportion.placer.orders import CLASS_RANK, OrderKey, S
 from apportion.placer.policies import policy_id
@@ -94,6 +94,8 @@ class Line:
     group: Group | None
     due: list[OrderKey]
     """Those of which nothing was said since their instant passed, in order."""
+    alike: int = 0
+    """Equal where lines differ in whose they are, or in their place, and not in what they ask."""
     at: int = 0
     block: Block | None = None
 
@@ -225,7 +227,7 @@ class Round:
         placed = len(self.placed)
         given_up = False
         # A round only takes room away: who doesn't fit, doesn't fit later in this pass either.
-        blocks: dict[tuple[QueueId, Demand, int], Block] = {}
+        blocks: dict[int, Block] = {}
         while (turn := turns.first()) is not None:
             line = self.lines[turn]
             job = pool.jobs[line.keys[line.at][3]]
@@ -233,10 +235,9 @@ class Round:
             if replicas <= GANG_MAX and len(self.facts) + replicas > self._limit():
                 self.is_full = True
                 break
-            alike = (line.shape.queue, line.shape.demand, line.shape.length_s)
-            found = blocks.get(alike) or self.take(line.shape, job.tenant)
+            found = blocks.get(line.alike) or self.take(line.shape, job.tenant)
             if isinstance(found, Block):
-                line.block = blocks[alike] = found
+                line.block = blocks[line.alike] = found
                 turns.leave()
                 given_up = self._evictions.blocked(line.shape) or given_up
                 self._reserve(line.shape, job, found)
@@ -357,7 +358,7 @@ class Round:
         """Whether its queue, or one above it, keeps a job of this shape waiting wherever it goes."""
         if (cordoned := self.books.cordoned(shape.queue)) is not None:
             return Block(is_cordoned=True, quota_of=cordoned)
-        over = self.books.over(shape.queue, least_charge(shape.demand))
+        over = self.books.over(shape.queue, self.books.least(shape.demand))
         return None if over is None else Block(over_quota=over[1], quota_of=over[0])
 
     def _first(self, shape: Shape, *, is_charge_open: bool) -> Choice | Block:
@@ -420,14 +421,14 @@ class Round:
 
     def _reserve(self, shape: Shape, job: JobView, block: Block) -> None:
         """Keep nodes for the first job that has been blocked for long (see ``reservations``)."""
+        if self.reserved or block.quota_of is not None:
+            return
         after = self.state.settings.reserve_after_s
         if job.spec.max_wait_s and after >= 0:
             # It said how long it can wait: half of that is left for what is kept for it to become free.
             after = min(after, job.spec.max_wait_s // 2)
         waiting_since = max(job.queued_at, job.not_before_at)
-        if self._evictions.is_awaited(job):
-            return
-        if self.reserved or block.quota_of is not None or after < 0 or self.now - waiting_since < after * S:
+        if after < 0 or self.now - waiting_since < after * S or self._evictions.is_awaited(job):
             return
         looks = self.ranking(shape.demand).looks
         rooms = [
@@ -493,4 +494,8 @@ def _lines(state: State, now: int) -> list[Line]:
         added.sort()
         lines.append(Line(shape, sorted(group.keys + added) if added else group.keys, group, added))
     lines.extend(Line(shape, sorted(keys), None, sorted(keys)) for shape, keys in due.items())
+    numbers: dict[tuple[QueueId, Demand, int], int] = {}
+    for line in lines:
+        asks = (line.shape.queue, line.shape.demand, line.shape.length_s)
+        line.alike = numbers.setdefault(asks, len(numbers))
     return lines
