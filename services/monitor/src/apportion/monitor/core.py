@@ -10,7 +10,7 @@ here. A node is judged like this::
 When more than half of a fleet of three or more is silent at once, the likelier explanation is the monitor's own
 connection: the control plane freezes and nobody is fenced until the fleet speaks again, until it was frozen for
 freeze_ms while others were heard over the same bus, or until an operator says that the silent nodes are gone
-(docs/adr/0005-thaw.md). For the same reason a node is given a full lease whenever the monitor starts, or notices that
+(docs/adr/0006-thaw.md). For the same reason a node is given a full lease whenever the monitor starts, or notices that
 it had not been listening for a while.
 """
 
