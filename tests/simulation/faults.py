@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from apportion.contracts.ids import ADMISSION, MONITOR, PLACER
+from apportion.contracts import events as ev
+from apportion.contracts.ids import ADMISSION, MONITOR, OPERATOR, PLACER
 from tests.simulation.world import MS, S, World
 
 
@@ -120,3 +121,14 @@ def heal(world: World) -> None:
     for zombie in world.zombies:
         zombie.is_paused = False
         zombie.deliver()
+    _look_after(world)
+
+
+def _look_after(world: World) -> None:
+    """The operator comes by now and then: a node that the monitor cordoned for its failures waits for one."""
+    if world.is_over:
+        return
+    for node in sorted(world.services[MONITOR].state.pool.nodes.values(), key=lambda node: node.node_id):
+        if node.cordon is not None:
+            world.wish(OPERATOR, ev.NodeUncordonRequested(node_id=node.node_id, reason="looked at"))
+    world.after(30 * S, lambda: _look_after(world))

@@ -114,7 +114,7 @@ def options_of(seed: int) -> Options:
         seed=seed,
         nodes=2 + seed % 4,
         devices=(2, 4, 8)[seed % 3],
-        jobs=(120, 250, 400)[(seed // 3) % 3],
+        jobs=(100, 160, 240)[(seed // 3) % 3],
         arrival_ms=(80, 150, 300)[(seed // 9) % 3],
         fault_ms=(400, 900, 2500)[(seed // 2) % 3],
     )

@@ -35,7 +35,7 @@ def test_nothing_moves_but_along_the_tables(seed: int) -> None:
     options.jobs = 100
     world = World(options, Checker())
     faults.arrange(world)
-    for _ in range(40_000):
+    for _ in range(12_000):
         if not world.step():
             break
     pool = Pool()

@@ -253,7 +253,7 @@ class Actor:
             wake = self.core.wake_at(self.state, now)
             if wake is not None and wake != self.wake:
                 self.wake = wake
-                self.world.at(max(wake, now + 1), self._woken)
+                self.world.at(max(wake, now + 1), lambda: self._woken(wake))
             return
         facts_seq, wishes_seq = self.core.position(self.state)
         basis = Basis(facts=facts_seq, wishes=wishes_seq, decided_at=now, policy=self.core.POLICY)
@@ -273,9 +273,11 @@ class Actor:
             wait = self.world.rng.randrange(500, 7000) * MS
         self.world.after(wait, self._arrive)
 
-    def _woken(self) -> None:
-        self.wake = None
-        self.deliver()
+    def _woken(self, wake: int) -> None:
+        # As the reactor's one timer: an instant that has moved since wakes nobody, or each would beget another.
+        if wake == self.wake:
+            self.wake = None
+            self.deliver()
 
     def _arrive(self) -> None:
         """The batch reaches the bus; its acknowledgement may not come back."""
