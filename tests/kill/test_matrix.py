@@ -6,11 +6,11 @@ import pytest
 
 from tests.kill.matrix import REACTORS, cells, matrix
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
 async def test_nothing_is_lost_doubled_or_over_allocated_wherever_a_service_dies(tmp_path: Path) -> None:
-    """The longer form is `make torture`."""
+    """Run by `make e2e`: a minute of kills has no place between quick tests. The longer form is `make torture`."""
     outcome = await matrix(tmp_path / "pool")
     assert outcome.cells == len(cells()) >= 60
     assert outcome.proof["holds"], outcome.proof
