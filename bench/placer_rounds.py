@@ -7,33 +7,29 @@ memory as of its compute. ``python -m bench.placer_rounds --trace DIR [--policy 
 
 import argparse
 import json
-import random
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, WorkloadKind
+from apportion.contracts.causes import WorkloadKind
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import (
     ADMISSION,
     PLACER,
     Author,
-    DeviceUuid,
     JobId,
-    NodeId,
     QueueId,
     TenantId,
     agent_author,
 )
 from apportion.contracts.testing import NOON
 from apportion.placer import bench_openb, core
+from apportion.placer.bench_pool import DEVICE_MIB, registered
 from apportion.placer.packing.demand import Shape
 from apportion.placer.state import State
 
-DEVICE_MIB = 40_000
-"""Memory of every device: what the trace calls a thousandth of a device is a thousandth of both."""
 QUEUE = QueueId("main")
 TENANT = TenantId("acme")
 FIRST_SEED = bench_openb.FIRST_SEED
@@ -54,34 +50,6 @@ class Teller:
             stream=Stream.FACTS, seq=self.seq, recorded_at=NOON, event=fact, event_id=f"f{self.seq}", author=author
         )
         self.state = core.evolve(self.state, entry)
-
-
-def registered(trace: bench_openb.Trace, seed: int) -> list[ev.NodeRegistered]:
-    """The fleet's nodes, named so that the order that breaks ties is another for each seed."""
-    nodes = list(trace.nodes)
-    random.Random(seed + 1_000_003).shuffle(nodes)
-    return [
-        ev.NodeRegistered(
-            node_id=NodeId(f"n{at:05}"),
-            session="s",
-            boot_id="b",
-            epoch=0,
-            devices=tuple(
-                ev.Device(
-                    uuid=DeviceUuid(f"GPU-{at:05}-{index}"),
-                    index=index,
-                    model=node.model,
-                    memory_mib=DEVICE_MIB,
-                    modes=(Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE),
-                )
-                for index in range(node.devices)
-            ),
-            cpu_milli=node.cpu_milli,
-            memory_mib=node.memory_mib,
-            simulated=True,
-        )
-        for at, node in enumerate(nodes)
-    ]
 
 
 def admitted(number: int, shape: Shape) -> ev.JobAdmitted:

@@ -189,18 +189,20 @@ def test_a_pool_runs_jobs_survives_kills_and_leaves_nothing_behind(pool: Pool) -
 def test_a_job_is_held_preempted_resized_and_released_by_command(pool: Pool) -> None:
     """Each command's code and answer, and what the processes do for it; a dry run first, which does nothing."""
     pool.up()
-    tried = pool.json("submit", "-", "--dry-run", stdin=_request("work", "sleep", "600"))
-    assert (tried["outcome"], tried["fact"], tried["job_id"]) == ("dry run", "JobAdmitted", "default/work")
-    assert pool.run("hold", "work").returncode == 5
-    assert pool.json("submit", "-", "--wait", "started", stdin=_request("work", "sleep", "600"))["outcome"] == "started"
+    tried = pool.json("submit", "-", "--dry-run", stdin=_request("train", "sleep", "600"))
+    assert (tried["outcome"], tried["fact"], tried["job_id"]) == ("dry run", "JobAdmitted", "default/train")
+    assert pool.run("hold", "train").returncode == 5
+    assert (
+        pool.json("submit", "-", "--wait", "started", stdin=_request("train", "sleep", "600"))["outcome"] == "started"
+    )
 
-    judged = pool.json("preempt", "work", "--reason", "room for others", "--dry-run")
+    judged = pool.json("preempt", "train", "--reason", "room for others", "--dry-run")
     assert (judged["verdict"], judged["fact"]) == ("accepted", "JobStopping")
-    assert pool.json("show", "work")["job"]["state"] == "running"
-    assert pool.run("hold", "work", "--reason", "not now").returncode == 0
-    assert pool.run("preempt", "work", "--reason", "room for others").returncode == 0
-    _until("held", lambda: pool.json("show", "work")["job"]["reason"] == "Held")
-    assert "not now" in pool.run("why", "work").stdout
+    assert pool.json("show", "train")["job"]["state"] == "running"
+    assert pool.run("hold", "train", "--reason", "not now").returncode == 0
+    assert pool.run("preempt", "train", "--reason", "room for others").returncode == 0
+    _until("held", lambda: pool.json("show", "train")["job"]["reason"] == "Held")
+    assert "not now" in pool.run("why", "train").stdout
     planned = pool.run("plan", "-", "-o", "json", stdin=_request("next", "sleep", "1"))
     assert (planned.returncode, json.loads(planned.stdout)["starts"]) == (0, "now")
     never = json.dumps({**json.loads(_request("next", "sleep", "1")), "placement": {"site": "nowhere"}})
@@ -210,20 +212,20 @@ def test_a_job_is_held_preempted_resized_and_released_by_command(pool: Pool) -> 
     assert pool.sql("SELECT count(*) AS n FROM v_event WHERE job_id = 'default/next' AND kind = 'JobAdmitted'") == [
         {"n": 0}
     ]
-    assert pool.run("preempt", "work", "--reason", "again").returncode == 6
+    assert pool.run("preempt", "train", "--reason", "again").returncode == 6
 
-    assert pool.run("reprioritize", "work", "900").returncode == 0
-    assert pool.run("resize", "work", "--gpu-milli", "300", "--gpu-memory-mib", "2048").returncode == 0
-    assert pool.run("release", "work").returncode == 0
-    _until("running again", lambda: pool.json("show", "work")["job"]["state"] == "running")
-    assert _slice_of(pool, "default/work/0/2") == (300, 2048)
-    assert pool.run("resize", "work", "--gpu-milli", "200").returncode == 0
-    _until("smaller", lambda: _slice_of(pool, "default/work/0/3") == (200, 2048))
+    assert pool.run("reprioritize", "train", "900").returncode == 0
+    assert pool.run("resize", "train", "--gpu-milli", "300", "--gpu-memory-mib", "2048").returncode == 0
+    assert pool.run("release", "train").returncode == 0
+    _until("running again", lambda: pool.json("show", "train")["job"]["state"] == "running")
+    assert _slice_of(pool, "default/train/0/2") == (300, 2048)
+    assert pool.run("resize", "train", "--gpu-milli", "200").returncode == 0
+    _until("smaller", lambda: _slice_of(pool, "default/train/0/3") == (200, 2048))
 
     assert pool.run("drain", "node-1", "--reason", "r", "--dry-run").returncode == 0
     assert pool.run("drain", "nowhere", "--reason", "r", "--dry-run").returncode == 5
-    assert pool.run("preempt", "work", "--reason", "enough", "--no-requeue").returncode == 0
-    _until("cancelled", lambda: pool.json("show", "work")["job"]["state"] == "cancelled")
+    assert pool.run("preempt", "train", "--reason", "enough", "--no-requeue").returncode == 0
+    _until("cancelled", lambda: pool.json("show", "train")["job"]["state"] == "cancelled")
     assert pool.sql("SELECT count(*) AS n FROM v_event WHERE kind IN ('NodeDraining', 'NodeCordoned')") == [{"n": 0}]
     pool.down()
     assert pool.json("replay", "--verify")["differences"] == 0

@@ -28,6 +28,8 @@ from typing import Any, Final, Self
 import msgspec
 import structlog
 
+from apportion.runtime.private_files import write_private
+
 VERSION_MIN: Final = (2, 14, 0)
 """Atomic batches with expectations on another subject, which every fenced decision is made of."""
 MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
@@ -296,7 +298,7 @@ class EmbeddedServer:
     async def _launch(self) -> None:
         """One process on the chosen ports, ready and durable; it is ended again where it is not."""
         config = self._config()
-        _write_private(self._config_path, config)
+        write_private(self._config_path, config.encode())
         store_lock = await self._store_lock()
         try:
             with self._stderr_path.open("wb") as stderr:
@@ -476,7 +478,7 @@ jetstream {{
             version=self.version,
             config_sha256=_sha256(config),
         )
-        _write_private(self._run_path, msgspec.json.format(msgspec.json.encode(run), indent=2).decode() + "\n")
+        write_private(self._run_path, msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
 
     async def _end_process(self, pid: int, timeout_s: float) -> None:
         """SIGTERM, then SIGKILL; returns when the process is gone."""
@@ -622,13 +624,3 @@ def _boot_id() -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Replace a file in one step, readable by its owner only."""
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-    fresh.replace(path)

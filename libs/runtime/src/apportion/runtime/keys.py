@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from apportion.contracts.ids import PoolId, is_name
 from apportion.runtime.access import OF_SOMEBODY, Principal, Role, configuration, inbox_prefix
+from apportion.runtime.private_files import write_private
 
 FOLDER: Final = "keys"
 _LIST: Final = "principals.json"
-_OWNER_ONLY: Final = 0o600
 
 
 class KeyProblem(Exception):
@@ -177,16 +177,16 @@ class KeyRing:
         pair = nkeys.from_seed(bytearray(seed))
         public = pair.public_key.decode()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_private(self.seed_path(_name(role, of)), seed + b"\n")
+        write_private(self.seed_path(_name(role, of)), seed + b"\n")
         return Held(role=role, of=of, public=public, created_at=time.time_ns())
 
     def _write(self, held: list[Held]) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         listed = Listed(pool=self._pool, keys=sorted(held, key=lambda one: (one.principal.name, -one.created_at)))
-        _write_private(self.folder / _LIST, msgspec.json.format(msgspec.json.encode(listed), indent=2) + b"\n")
+        write_private(self.folder / _LIST, msgspec.json.format(msgspec.json.encode(listed), indent=2) + b"\n")
         self.access_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         text = configuration(self._pool, (one.principal for one in listed.keys))
-        _write_private(self.access_path, text.encode())
+        write_private(self.access_path, text.encode())
 
 
 def options_of(seed_path: Path) -> dict[str, Any]:
@@ -221,15 +221,3 @@ def _check(role: Role, of: str) -> None:
         raise PrincipalInvalid(
             expected=f"whose {role} it is, such as {role}-acme", found=str(role), next_step="Name the node or tenant."
         )
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Replace a file in one step; nobody but its owner can read it at any moment."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

@@ -680,12 +680,7 @@ class _Round:
         """True where a queue has changed."""
         refused = self._expired(asked)
         if not ev.is_operator(asked.tenant):
-            refused = Refused(
-                code=Refusal.NOT_PERMITTED,
-                expected="the pool's operator",
-                found=f"tenant {bounded(asked.tenant)}",
-                hint="Queues and limits are set by the pool's operator: ask them.",
-            )
+            refused = _operators_alone(asked, "Queues and limits are set by the pool's operator: ask them.")
         refused = refused or tree.refusal(self._state.pool.queues, wish)
         if refused is not None:
             self._refuse(asked, refused)
@@ -722,12 +717,7 @@ class _Round:
         """True where a policy has changed: what the wishes behind it are answered may depend on it."""
         refused = self._expired(asked)
         if not ev.is_operator(asked.tenant):
-            refused = Refused(
-                code=Refusal.NOT_PERMITTED,
-                expected="the pool's operator",
-                found=f"tenant {bounded(asked.tenant)}",
-                hint="Rates and defaults are set by the pool's operator: ask them.",
-            )
+            refused = _operators_alone(asked, "Rates and defaults are set by the pool's operator: ask them.")
         for field in ("pool_pending_max", "buffer_pct", "defaults"):
             if refused is None and wish.for_tenant is not None and getattr(wish, field):
                 refused = Refused(
@@ -891,6 +881,15 @@ def _names(tenant: TenantId, request: ev.JobRequested, seq: int) -> Iterator[Job
     yield JobId(f"{tenant}/job-{seq}")
     for suffix in count(2):
         yield JobId(f"{tenant}/job-{seq}-{suffix}")
+
+
+def _operators_alone(asked: Asked, hint: str) -> Refused:
+    return Refused(
+        code=Refusal.NOT_PERMITTED,
+        expected="the pool's operator",
+        found=f"tenant {bounded(asked.tenant)}",
+        hint=hint,
+    )
 
 
 def _not_in_state(job: Seen, expected: str, found: str) -> Refused:

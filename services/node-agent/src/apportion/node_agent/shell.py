@@ -91,7 +91,8 @@ class Shell:
         self._processes_max = processes_max
         self._open_files_max = open_files_max or None
         self.feed: Callable[[core.Observation], None] = lambda _: None
-        self.try_isolation: Callable[[IsolationTestStarted], Awaitable[tuple[IsolationVerdict, ...]]] = _no_trial
+        self.try_isolation: Callable[[IsolationTestStarted], Awaitable[tuple[IsolationVerdict, ...]]]
+        """Set with ``feed``, before the first instruction: what it needs is made of this shell's own parts."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails where an instruction ended in an error that nobody foresaw: then the agent has to begin anew."""
 
@@ -481,10 +482,6 @@ class Shell:
             log.error("instruction_failed", error=f"{type(err).__name__}: {err}", exc_info=err)
             if not self.failure.done():
                 self.failure.set_exception(err)
-
-
-async def _no_trial(order: IsolationTestStarted) -> tuple[IsolationVerdict, ...]:
-    raise NotImplementedError(f"nobody here can try {order.test_id}")
 
 
 def session_leaders(processes: Processes) -> Callable[[int], RunId | None]:

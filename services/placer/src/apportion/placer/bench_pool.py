@@ -63,6 +63,34 @@ class Outcome(NamedTuple):
     decision_ns: list[int]
 
 
+def registered(trace: Trace, seed: int) -> list[ev.NodeRegistered]:
+    """The fleet's nodes, named so that the order that breaks ties is another for each seed."""
+    nodes = list(trace.nodes)
+    random.Random(seed + 1_000_003).shuffle(nodes)  # noqa: S311 — the order that breaks ties
+    return [
+        ev.NodeRegistered(
+            node_id=NodeId(f"n{at:05}"),
+            session="s",
+            boot_id="b",
+            epoch=0,
+            devices=tuple(
+                ev.Device(
+                    uuid=DeviceUuid(f"GPU-{at:05}-{index}"),
+                    index=index,
+                    model=node.model,
+                    memory_mib=DEVICE_MIB,
+                    modes=(Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE),
+                )
+                for index in range(node.devices)
+            ),
+            cpu_milli=node.cpu_milli,
+            memory_mib=node.memory_mib,
+            simulated=True,
+        )
+        for at, node in enumerate(nodes)
+    ]
+
+
 class _Pool:
     """A placer's state, told one fact after the other."""
 
@@ -72,31 +100,8 @@ class _Pool:
         self.decision_ns: list[int] = []
         config: dict[str, int | str] = {"policy": POLICIES[policy], "reserve_after_s": -1}
         self.tell(ev.LeaseClaimed(author=PLACER, session="s", core=core.POLICY, config=config), PLACER)
-        nodes = list(trace.nodes)
-        random.Random(seed + 1_000_003).shuffle(nodes)  # noqa: S311 — the order that breaks ties
-        for at, node in enumerate(nodes):
-            name = NodeId(f"n{at:05}")
-            devices = tuple(
-                ev.Device(
-                    uuid=DeviceUuid(f"GPU-{at:05}-{index}"),
-                    index=index,
-                    model=node.model,
-                    memory_mib=DEVICE_MIB,
-                    modes=(Mode.EXCLUSIVE, Mode.MPS, Mode.TIMESLICE),
-                )
-                for index in range(node.devices)
-            )
-            registered = ev.NodeRegistered(
-                node_id=name,
-                session="s",
-                boot_id="b",
-                epoch=0,
-                devices=devices,
-                cpu_milli=node.cpu_milli,
-                memory_mib=node.memory_mib,
-                simulated=True,
-            )
-            self.tell(registered, author_of(name))
+        for node in registered(trace, seed):
+            self.tell(node, author_of(node.node_id))
 
     def tell(self, fact: ev.Fact, author: Author = ADMISSION) -> None:
         """One more fact."""

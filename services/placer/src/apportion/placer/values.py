@@ -6,16 +6,14 @@ together. Full streams weigh more than poor ones: in a pool a job goes where it 
 it. Values are cached by a state that is rounded to what the mix can tell apart.
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from typing import Final
 
 from apportion.placer.mix import Asked
-from apportion.placer.packing.draws import Draws
+from apportion.placer.packing.samples import masks, samples
 from apportion.placer.rooms import DeviceRoom
 
-STREAMS: Final = 16
-STREAM_TASKS: Final = 60
 WHOLE: Final = 1000
 """Thousandths of a device in either dimension."""
 
@@ -49,10 +47,10 @@ class _Stream:
     __slots__ = ("by_compute", "by_cpu", "by_host", "by_memory", "tasks")
 
     def __init__(self, tasks: list[_Task], units_most: int) -> None:
-        self.by_cpu = _masks([task[0] for task in tasks], _CPU_UNITS_MAX)
-        self.by_host = _masks([task[1] for task in tasks], _HOST_UNITS_MAX)
-        self.by_compute = _masks([task[2] for task in tasks], WHOLE)
-        self.by_memory = _masks([task[3] for task in tasks], units_most)
+        self.by_cpu = masks([task[0] for task in tasks], _CPU_UNITS_MAX)
+        self.by_host = masks([task[1] for task in tasks], _HOST_UNITS_MAX)
+        self.by_compute = masks([task[2] for task in tasks], WHOLE)
+        self.by_memory = masks([task[3] for task in tasks], units_most)
         self.tasks = {1 << position: task for position, task in enumerate(tasks)}
 
 
@@ -77,7 +75,9 @@ class Values:
             _most([(one.host_memory_mib, n) for one, n in wholes]),
             _most([(one.host_memory_mib, n) for one, n in shares]),
         )
-        self._streams = _draw(singles, self._task, self._whole_units)
+        self._streams = [
+            _Stream([self._task(one) for one in drawn], self._whole_units) for drawn in samples(singles, _SEED)
+        ]
         self._values: dict[tuple[int, int, tuple[Left, ...]], int] = {}
 
     def left_of(self, compute_milli: int, memory_mib: int, *, is_empty: bool) -> Left | None:
@@ -218,38 +218,3 @@ def _most(amounts: list[tuple[int, int]]) -> int:
         if seen * 20 >= total * 19:
             return amount
     return 0
-
-
-def _draw(singles: list[tuple[Asked, int]], task_of: Callable[[Asked], _Task], units_most: int) -> list[_Stream]:
-    running: list[int] = []
-    total = 0
-    for _, many in singles:
-        total += many
-        running.append(total)
-    if not total:
-        return []
-    draws = Draws(_SEED)
-    streams = []
-    for _ in range(STREAMS):
-        # One from each equal part of the mix, in a drawn order: a stream by chance rich in large tasks would say more
-        # about itself than about the node.
-        drawn = [
-            singles[bisect_right(running, (part * total + draws.below(total)) // STREAM_TASKS)][0]
-            for part in range(STREAM_TASKS)
-        ]
-        for last in range(STREAM_TASKS - 1, 0, -1):
-            other = draws.below(last + 1)
-            drawn[last], drawn[other] = drawn[other], drawn[last]
-        streams.append(_Stream([task_of(one) for one in drawn], units_most))
-    return streams
-
-
-def _masks(needs: list[int], most: int) -> list[int]:
-    """For each amount from 0 to ``most``: the positions, as bits, whose need is no more than that."""
-    masks: list[int] = []
-    mask = 0
-    for need, position in sorted((need, position) for position, need in enumerate(needs)):
-        masks += [mask] * (min(need, most + 1) - len(masks))
-        if need <= most:
-            mask |= 1 << position
-    return masks + [mask] * (most + 1 - len(masks))

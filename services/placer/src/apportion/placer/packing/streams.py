@@ -6,14 +6,11 @@ pool a task goes where it suits, so that a node sees what suits it. Values are c
 the mix can tell apart.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from apportion.placer.packing.demand import WHOLE_DEVICE_MILLI, Shape
-from apportion.placer.packing.draws import Draws
-
-STREAMS = 16
-STREAM_TASKS = 60
+from apportion.placer.packing.samples import masks, samples
 
 # Units in which streams are played. Residuals are rounded down to a few of them: near-equal nodes share a value.
 _CPU_UNIT_MILLI = 500
@@ -158,25 +155,8 @@ def _reachable_rooms(singles: list[tuple[Shape, int]]) -> list[int]:
 
 
 def _draw_streams(singles: list[tuple[Shape, int]], seed: int) -> list[_Stream]:
-    running: list[int] = []
-    total = 0
-    for _, count in singles:
-        total += count
-        running.append(total)
-    if not total:
-        return []
-    draws = Draws(seed)
     streams: list[_Stream] = []
-    for _ in range(STREAMS):
-        # One task from each equal part of the mix, in a drawn order: a stream by chance rich in large tasks would
-        # say more about itself than about the node.
-        drawn = [
-            singles[bisect_right(running, (part * total + draws.below(total)) // STREAM_TASKS)][0]
-            for part in range(STREAM_TASKS)
-        ]
-        for last in range(STREAM_TASKS - 1, 0, -1):
-            other = draws.below(last + 1)
-            drawn[last], drawn[other] = drawn[other], drawn[last]
+    for drawn in samples(singles, seed):
         tasks = [
             (
                 (shape.cpu_milli + _CPU_UNIT_MILLI // 2) // _CPU_UNIT_MILLI,
@@ -187,21 +167,10 @@ def _draw_streams(singles: list[tuple[Shape, int]], seed: int) -> list[_Stream]:
         ]
         streams.append(
             (
-                _masks([cpu for cpu, _, _ in tasks], _CPU_UNITS_MAX),
-                _masks([memory for _, memory, _ in tasks], _MEMORY_UNITS_MAX),
-                _masks([milli for _, _, milli in tasks], WHOLE_DEVICE_MILLI),
+                masks([cpu for cpu, _, _ in tasks], _CPU_UNITS_MAX),
+                masks([memory for _, memory, _ in tasks], _MEMORY_UNITS_MAX),
+                masks([milli for _, _, milli in tasks], WHOLE_DEVICE_MILLI),
                 {1 << position: task for position, task in enumerate(tasks)},
             )
         )
     return streams
-
-
-def _masks(needs: list[int], most: int) -> list[int]:
-    """For each amount from 0 to `most`: the positions, as bits, whose need is no more than that."""
-    masks: list[int] = []
-    mask = 0
-    for need, position in sorted((need, position) for position, need in enumerate(needs)):
-        masks += [mask] * (min(need, most + 1) - len(masks))
-        if need <= most:
-            mask |= 1 << position
-    return masks + [mask] * (most + 1 - len(masks))

@@ -1,6 +1,7 @@
 """What the placer asks of a policy, and what most policies have in common."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
@@ -63,7 +64,7 @@ class Policy(Protocol):
         ...
 
 
-class Plain:
+class Plain(ABC):
     """A policy that takes the best at first sight: it needs ``name``, ``rules``, ``choose`` and ``parts``."""
 
     name: str
@@ -81,9 +82,9 @@ class Plain:
         """All of the score."""
         return {self.name: self.choose(demand, room, list(picks)).score}
 
+    @abstractmethod
     def choose(self, demand: Demand, room: NodeRoom, fits: list[int]) -> Fit:
         """The best devices among ``fits``, and their score."""
-        raise NotImplementedError
 
     def weigh(self, outlook: Outlook, demand: Demand, room: NodeRoom, fits: list[int]) -> Fit:
         """As at first sight."""
