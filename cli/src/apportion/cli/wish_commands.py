@@ -27,12 +27,10 @@ def wish_options(*, is_reason_required: bool) -> Callable[[Callable[..., Any]], 
             pool_options,
             output_option,
             click.option("--dry-run", is_flag=True, help="Ask what would follow, and change nothing."),
-            click.option(
-                "--reason",
-                required=is_reason_required,
-                default=None if is_reason_required else "",
-                help="Why; kept in the log.",
-            ),
+            # A default, even None, counts as given: click would not ask for what is required.
+            click.option("--reason", required=True, help="Why; kept in the log.")
+            if is_reason_required
+            else click.option("--reason", default="", help="Why; kept in the log."),
         ):
             command = option(command)
         return command
@@ -73,11 +71,15 @@ def _place(options: dict[str, Any]) -> "Place":
 def _ask(place: "Place", wish_type: Any, options: dict[str, Any], /, **fields: Any) -> int:
     import msgspec
 
+    from apportion.contracts import diagnosis
+
     given = {**fields, "reason": options["reason"], "dry_run": options["dry_run"]}
     try:
         wish = msgspec.convert(given, wish_type)
     except msgspec.ValidationError as err:
-        raise CommandFailed(f"{wish_type.__name__}: {err}", code=Exit.USAGE) from err
+        # Told as admission and the monitor tell it: by field, what was expected, what was found.
+        fault = diagnosis.fault_of(msgspec.json.encode(given), wish_type, err)
+        raise CommandFailed(f"{fault.field}: expected {fault.expected}, found {fault.found}", code=Exit.USAGE) from err
     return run(_wish(place, wish, output=options["output"]))
 
 
