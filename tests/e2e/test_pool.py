@@ -303,5 +303,16 @@ def test_a_pool_lets_in_whom_it_has_a_key_for(pool: Pool, tmp_path: Path) -> Non
     )
     assert late.returncode == 7, late.stderr
     assert "a key that the bus" in late.stderr
+    # A key that is known and may not do this: the bus's own word, not a wait that ended.
+    env["APPORTION_BUS_KEY_FILE"] = other
+    asked = subprocess.run(
+        [*_COMMAND, "nodes", "--bus-url", url, "--data-dir", str(tmp_path / "elsewhere")],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode == 7, asked.stderr
+    assert "permissions violation" in asked.stderr
     assert pool.run("keys", "revoke", "operator").returncode == 2
     assert "stopped in" in pool.down()

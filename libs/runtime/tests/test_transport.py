@@ -30,7 +30,7 @@ NO_OPENSSL = shutil.which("openssl") is None
     ],
 )
 def test_plain_tcp_stays_on_this_machine(url: str) -> None:
-    with pytest.raises(PlainTextRefused, match=r"expected TLS.*--bus-ca-file.*--bus-plain") as refused:
+    with pytest.raises(PlainTextRefused, match=r"expected TLS.*BUS_CA_FILE.*BUS_PLAIN=true") as refused:
         options(url, key=None, ca_file=None, allow_plain=False)
     assert refused.value.exit_code == 2
     assert options(url, key=None, ca_file=None, allow_plain=True) == {}

@@ -121,6 +121,14 @@ async def test_nobody_asks_in_anothers_name(secured: Secured) -> None:
             await client._connection.request(subjects.read_facts(POOL, TenantId("globex")), question, timeout=0.3)
 
 
+async def test_who_publishes_in_anothers_name_is_told_so_and_not_left_to_wait(secured: Secured) -> None:
+    """What the bus refuses only ever times out: the client says what it was."""
+    key = secured.ring.seed_path("tenant-acme")
+    async with await Client.connect(secured.server.url, tenant="globex", key_file=key) as client:
+        with pytest.raises(NotLetIn, match=r"may publish to \S*wish\.globex\.JobRequested.*nothing was stored"):
+            await client.submit({"queue": "main"}, wait="stored", timeout_s=60)
+
+
 async def test_without_a_known_key_nobody_is_let_in(secured: Secured, tmp_path: Path) -> None:
     with pytest.raises(NotLetIn, match="found none"):
         await Client.connect(secured.server.url, tenant="acme")

@@ -38,6 +38,14 @@ async def bus_of(place: Place) -> AsyncIterator[Bus]:
     )
     try:
         yield bus
+    except (CommandFailed, nats.errors.Error, TimeoutError) as err:
+        if not bus.not_permitted:
+            raise
+        raise CommandFailed(
+            f"expected a key that may ask this of {bus.url}, found one that it refuses ({bus.not_permitted})",
+            code=Exit.NOT_PERMITTED,
+            hint="Use the operator's key (<data-dir>/keys/operator.nk); docs/security.md says who may do what.",
+        ) from err
     finally:
         await bus.close()
 

@@ -83,6 +83,7 @@ class Client:
         source: str,
         actor: str,
         opens_streams: bool = True,
+        refused: set[str] | None = None,
     ) -> None:
         self.tenant = tenant
         self.pool = pool
@@ -91,6 +92,8 @@ class Client:
         self._actor = actor
         self._connection = connection
         self._opens_streams = opens_streams
+        self._refused = set() if refused is None else refused
+        """What the server said that we may not do, in the library's words: a request that it refuses only times out."""
         self._jetstream = connection.jetstream(timeout=TRY_S)
 
     @classmethod
@@ -124,11 +127,14 @@ class Client:
             options = {"nkeys_seed": str(key_file), "inbox_prefix": f"_INBOX_{principal}", **options}
         kept_out = ""
         is_new, is_refused = True, False
+        refused: set[str] = set()
 
         async def noticed(error: Exception) -> None:
             """Each call reports its own failures; here it is only why there is no connection yet."""
             nonlocal kept_out, is_refused
             kept_out = type(error).__name__
+            if "permissions violation" in str(error).lower():
+                refused.add(str(error).lower())
             if is_new and "authorization" in f"{kept_out} {error}".lower():
                 # The library would try again for ever with what was refused.
                 is_refused = True
@@ -170,6 +176,7 @@ class Client:
             source=source,
             actor=actor,
             opens_streams=not principal.startswith(_TENANTS),
+            refused=refused,
         )
 
     async def close(self) -> None:
@@ -279,6 +286,7 @@ class Client:
             except nats.errors.MaxPayloadError as err:
                 raise _too_large(message) from err
             except (TimeoutError, nats.errors.Error, OSError):
+                self._unless_refused(subject)
                 await asyncio.sleep(min(0.2, max(0.0, until - time.monotonic())))
                 continue
             answer: dict[str, Any] = json.loads(reply.data)
@@ -329,6 +337,7 @@ class Client:
                     ) from err
                 found = str(err.description)
             except (TimeoutError, nats.errors.Error, OSError) as err:
+                self._unless_refused(message.subject)
                 found = type(err).__name__
             else:
                 return int(stored.seq), bool(stored.duplicate)
@@ -341,6 +350,14 @@ class Client:
                     )
                 raise self._unknown(wish_id, tries, found)
             await asyncio.sleep(0.2)
+
+    def _unless_refused(self, subject: str) -> None:
+        if any(f'"{subject.lower()}"' in words for words in self._refused):
+            raise NotLetIn(
+                expected=f"a key that may publish to {subject}",
+                found=f"one that the bus at {self.url} refuses there",
+                next_step=f"Use the key of tenant {self.tenant}, or ask the pool's operator; nothing was stored.",
+            )
 
     def _unknown(self, wish_id: str, tries: int, found: str = "no answer") -> OutcomeUnknown:
         return OutcomeUnknown(

@@ -100,7 +100,8 @@ class BusRefused(BusError):
         found = "a key that it doesn't know" if has_key else "no key"
         super().__init__(
             f"the bus at {url} does not let us in: expected a key that it knows, found {found}. "
-            "Name the file of your key with --bus-key-file; `apportion keys new` on the pool's machine makes one"
+            "Name the file of your key by APPORTION_BUS_KEY_FILE, or bus_key_file in apportion.toml; "
+            "`apportion keys new` on the pool's machine makes one"
         )
 
 
@@ -426,6 +427,8 @@ class Bus:
         self.errors = 0
         """Errors that the client reported aside (slow consumer, permissions): a healthy connection has none."""
         self.last_error = ""
+        self.not_permitted = ""
+        """What the server last said that we may not do: the request itself only ever times out."""
 
     @classmethod
     async def connect(
@@ -455,6 +458,8 @@ class Bus:
             nonlocal is_refused
             bus.errors += 1
             bus.last_error = f"{type(error).__name__}: {error}"
+            if "permissions violation" in str(error).lower():
+                bus.not_permitted = str(error)
             if is_new and "authorization" in f"{type(error).__name__} {error}".lower():
                 # The library would try again for ever with what was refused.
                 is_refused = True

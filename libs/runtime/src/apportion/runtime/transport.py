@@ -20,8 +20,9 @@ class PlainTextRefused(Exception):
         self.host = host
         super().__init__(
             f"the bus at {host} is not on this machine: expected TLS, found none asked for. "
-            "Name the file of its certificate authority with --bus-ca-file (the server needs a tls block with "
-            "'handshake_first: true'), or take plain TCP on a network that you trust with --bus-plain true"
+            "Name the file of its certificate authority by APPORTION_BUS_CA_FILE, or bus_ca_file in apportion.toml "
+            "(the server needs a tls block with 'handshake_first: true'), or take plain TCP on a network that you "
+            "trust: APPORTION_BUS_PLAIN=true"
         )
 
 
