@@ -102,3 +102,15 @@ def test_ci_calls_the_verb_and_nothing_else() -> None:
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "set -euo pipefail"
     assert lines[-1] == "make test"
+
+
+def test_what_keeps_a_process_is_marked_as_live() -> None:
+    """Only what is marked may be tried again where CI's machine stood still; all else has one answer."""
+    keeps = re.compile(r"subprocess\.Popen\(|create_subprocess_exec\(|EmbeddedBus\(")
+    unmarked = [
+        str(path.relative_to(ROOT))
+        for base in ("libs", "services", "cli", "tests")
+        for path in (ROOT / base).rglob("test_*.py")
+        if keeps.search(text := path.read_text()) and not re.search(r"pytest\.mark\.(integration|e2e)", text)
+    ]
+    assert unmarked == []

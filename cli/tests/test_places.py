@@ -10,6 +10,8 @@ import pytest
 from apportion.cli.places import PoolNote, find, start_ticks, write_note
 from apportion.contracts.testing import NOON
 
+pytestmark = pytest.mark.integration
+
 URL = "nats://127.0.0.1:49999"
 
 

@@ -17,6 +17,8 @@ from apportion.contracts.events import QueueUpsertRequested
 from apportion.contracts.ids import OPERATOR, PoolId
 from apportion.runtime.settings import SettingsInvalid, from_command_line
 
+pytestmark = pytest.mark.integration
+
 SETTINGS = {
     "apportion.monitor": ("MonitorSettings", "monitor"),
     "apportion.admission": ("AdmissionSettings", "admission"),

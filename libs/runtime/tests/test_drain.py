@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 PRELUDE = """
 import asyncio, sys, time
 if {loop!r} == "asyncio":

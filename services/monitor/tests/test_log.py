@@ -1,5 +1,7 @@
 """The event log on real DuckDB files: exactly once, chained, and checked against the bus."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -317,15 +319,13 @@ def test_a_copy_takes_what_is_new_and_verifies_like_the_log(tmp_path: Path) -> N
         assert verify(tmp_path / "copy.duckdb").rows == 5
 
 
+@pytest.mark.integration
 def test_a_copy_that_is_being_read_is_left_alone(tmp_path: Path) -> None:
     """The reader keeps what it opened."""
     with EventLog.open(tmp_path / "log.duckdb") as log:
         log.append(a_history(Tape()))
         log.copy_into(tmp_path / "copy.duckdb")
         # A reader in this process would share the writer's instance; another process is what it is about.
-        import subprocess
-        import sys
-
         hold = (
             "import duckdb, sys; c = duckdb.connect(sys.argv[1], read_only=True); print('open', flush=True);"
             " sys.stdin.read(); c.close()"

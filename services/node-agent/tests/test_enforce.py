@@ -27,6 +27,8 @@ from apportion.node_agent.nvml import COMPUTE_MODE_DEFAULT, COMPUTE_MODE_EXCLUSI
 from apportion.node_agent.simgpu import client
 from apportion.node_agent.simnode import SimulatedNode
 
+pytestmark = pytest.mark.integration
+
 A, B = RunId("acme/a/0/1"), RunId("acme/b/0/1")
 HOLDER = """
 import sys

@@ -27,6 +27,8 @@ from apportion.node_agent.simgpu.faults import Faults
 from apportion.node_agent.simgpu.mig import MigBoard, MigSize, boards, free_starts
 from apportion.node_agent.simnode import SimulatedNode
 
+pytestmark = pytest.mark.integration
+
 A, B = RunId("acme/a/0/1"), RunId("acme/b/0/1")
 SMALL, HALF = MigPlacement(profile="1g.10gb", start=4, size=1), MigPlacement(profile="3g.40gb", start=0, size=4)
 HOLDER = """

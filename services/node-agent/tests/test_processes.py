@@ -38,6 +38,8 @@ from apportion.node_agent.run_records import (
     directory_name,
 )
 
+pytestmark = pytest.mark.integration
+
 RUN = RunId("acme/train/0/1")
 
 

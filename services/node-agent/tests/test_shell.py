@@ -46,6 +46,8 @@ from apportion.node_agent.simgpu import workload
 from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
 from apportion.node_agent.simnode import SimulatedNode
 
+pytestmark = pytest.mark.integration
+
 NODE = NodeId("node-1")
 ME = agent_author(NODE)
 WORKLOAD = (sys.executable, "-S", "-E", workload.__file__)

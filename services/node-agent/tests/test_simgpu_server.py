@@ -24,6 +24,8 @@ from apportion.node_agent.simgpu.model import CONTEXT_MIB
 from apportion.node_agent.simgpu.nvml import SimulatedNvml
 from apportion.node_agent.simgpu.tools import directory_of
 
+pytestmark = pytest.mark.integration
+
 HOLDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
