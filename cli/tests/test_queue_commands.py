@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from apportion.cli.declared import as_wish, is_alike
 from apportion.cli.exits import CommandFailed, Exit
-from apportion.cli.queue_commands import as_tree, changed, is_alike, show_text, wish_fields
+from apportion.cli.queue_commands import as_tree, changed, show_text
 from apportion.contracts.causes import QueueOrder
 from apportion.contracts.events import QueueUpsertRequested
 from apportion.contracts.ids import QueueId
@@ -90,7 +91,7 @@ def test_an_amount_that_cannot_be_read_is_told(pair: str) -> None:
 
 def test_a_queue_that_is_as_the_file_has_it_is_left_alone() -> None:
     """So that applying a file again is no event; the reason alone makes no difference."""
-    wish = msgspec.convert({**wish_fields(TRAIN), "queue": "train", "reason": "new words"}, QueueUpsertRequested)
+    wish = msgspec.convert({**as_wish(TRAIN), "reason": "new words"}, QueueUpsertRequested)
     assert is_alike(TRAIN, wish)
     assert not is_alike(a_queue("train", parent=QueueId("team")), wish)
 

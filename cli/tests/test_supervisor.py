@@ -12,9 +12,7 @@ import pytest
 
 from apportion.cli import leftovers, queues, supervisor
 from apportion.cli.leftovers import Kind
-from apportion.contracts.codec import decode_wish
 from apportion.contracts.events import QueueUpsertRequested
-from apportion.contracts.ids import OPERATOR, PoolId
 from apportion.runtime.settings import SettingsInvalid, from_command_line
 
 pytestmark = pytest.mark.integration
@@ -113,14 +111,14 @@ def test_a_node_with_its_own_driver_is_not_simulated(tmp_path: Path) -> None:
 
 
 def test_queues_come_from_the_file_as_the_operators_wishes(tmp_path: Path) -> None:
-    """They are answered, logged and replayed like any other wish."""
+    """They are answered, logged and replayed like any other wish, and say where they are from."""
     file = tmp_path / "apportion.toml"
     file.write_text('[[queue]]\nname = "train"\ntenants = ["acme"]\nlimit_compute_milli = 4000\n')
-    found = queues.from_file(file)
-    assert found == (QueueUpsertRequested(queue="train", tenants=("acme",), limit_compute_milli=4000),)
-    [message] = queues.wishes(PoolId("lab"), found, session="s1")
-    entry = decode_wish(message.subject, message.headers, message.body, seq=1, recorded_at=0)
-    assert (entry.event, entry.tenant) == (found[0], OPERATOR)
+    assert queues.from_file(file) == (
+        QueueUpsertRequested(
+            queue="train", tenants=("acme",), limit_compute_milli=4000, reason="as apportion.toml has it"
+        ),
+    )
 
 
 def test_queues_above_are_asked_for_first(tmp_path: Path) -> None:

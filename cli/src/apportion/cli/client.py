@@ -6,8 +6,8 @@ import getpass
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import nats.errors
 from nats.js.errors import NotFoundError
@@ -15,15 +15,17 @@ from nats.js.errors import NotFoundError
 from apportion.cli.exits import CommandFailed, Exit
 from apportion.cli.places import Place
 from apportion.contracts import subjects
-from apportion.contracts.codec import Message, decode_fact, decode_wish
+from apportion.contracts.codec import Message, decode_fact, decode_wish, encode_wish
 from apportion.contracts.envelope import Entry, Stream
-from apportion.contracts.events import QueueUpserted
-from apportion.contracts.ids import ADMISSION, PoolId, QueueId
+from apportion.contracts.events import Fact, PolicyUpserted, QueueUpserted, Wish
+from apportion.contracts.ids import ADMISSION, OPERATOR, PoolId, QueueId, TenantId
 from apportion.runtime.stream import Bus, RawMessage
 
 CONNECT_S: Final = 3.0
 ANSWER_S: Final = 15.0
 SOURCE: Final = "/apportion/cli"
+
+_Upserted = TypeVar("_Upserted", QueueUpserted, PolicyUpserted)
 
 
 @contextlib.asynccontextmanager
@@ -119,7 +121,17 @@ def decoded(raw: RawMessage) -> Entry:
 
 async def newest_queue(bus: Bus, name: str) -> QueueUpserted | None:
     """The queue as it was said last; None where there is none of that name."""
-    like = QueueUpserted(queue=QueueId(name), tenants=(), answers=0, actor="")
+    return await _newest(bus, QueueUpserted(queue=QueueId(name), tenants=(), answers=0, actor=""))
+
+
+async def newest_policy(bus: Bus, tenant: str | None) -> PolicyUpserted | None:
+    """The tenant's policy, or the pool's, as it was said last; None where none was."""
+    return await _newest(
+        bus, PolicyUpserted(for_tenant=None if tenant is None else TenantId(tenant), answers=0, actor="")
+    )
+
+
+async def _newest(bus: Bus, like: _Upserted) -> _Upserted | None:
     subject = subjects.fact(bus.pool, ADMISSION, like)
     try:
         last = await bus.jetstream.get_last_msg(bus.stream_name(Stream.FACTS), subject)
@@ -127,7 +139,37 @@ async def newest_queue(bus: Bus, name: str) -> QueueUpserted | None:
         return None
     headers = dict(last.headers or {})
     event = decode_fact(subject, headers, last.data or b"", seq=last.seq or 0, recorded_at=0).event
-    return event if isinstance(event, QueueUpserted) else None
+    return event if isinstance(event, type(like)) else None
+
+
+async def answers_of(bus: Bus, wishes: Sequence[Wish], *, timeout_s: float = ANSWER_S) -> list[Fact]:
+    """Publish wishes in the operator's name; the facts that answer them, in the same order.
+
+    Raises CommandFailed where one is not stored or not answered in time.
+    """
+    position = (await bus.position(Stream.FACTS)).last_seq
+    waiting = [await publish(bus, operators(bus.pool, wish)) for wish in wishes]
+    found: dict[int, Fact] = {}
+    until = time.monotonic() + timeout_s
+    if waiting:
+        async for _, entry in entries(bus, Stream.FACTS, after=position, until=until):
+            if isinstance(entry.event, Fact) and (seq := getattr(entry.event, "answers", 0)) in waiting:
+                found[seq] = entry.event
+                if len(found) == len(waiting):
+                    break
+    if missing := [seq for seq in waiting if seq not in found]:
+        raise CommandFailed(
+            f"the wish is stored (number {missing[0]}), and nobody answered within {timeout_s:g} s",
+            code=Exit.NOT_PLACED,
+            hint="It will be answered once the service runs: `apportion doctor`.",
+        )
+    return [found[seq] for seq in waiting]
+
+
+def operators(pool: PoolId, wish: Wish) -> Message:
+    """The message with which who sits here asks, in the operator's name."""
+    like = encode_wish(pool, wish, tenant=OPERATOR, event_id=fresh_id(), source=SOURCE)
+    return Message(subject=like.subject, headers={**like.headers, "ce-actor": actor()}, body=like.body)
 
 
 async def entries(

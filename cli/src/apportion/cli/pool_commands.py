@@ -56,7 +56,7 @@ def up(
     Queues come from [[queue]] in apportion.toml. What runs in the pool ends with it; the log and the bus's store stay.
     """
     from apportion.cli.places import CliSettings
-    from apportion.cli.queues import from_file
+    from apportion.cli.queues import from_file, policies_from_file
     from apportion.cli.supervisor import PoolPlan, Supervisor, local_nodes
     from apportion.runtime.settings import CONFIG_FILE, load
 
@@ -80,6 +80,7 @@ def up(
         is_open=is_open,
         nodes=local_nodes(simulate=settings.nodes, devices=settings.devices, profile=settings.profile),
         queues=from_file(named),
+        policies=policies_from_file(named),
         standby=standby,
         faults=faults,
         config_file=named if named is None or named.name != CONFIG_FILE or config_file else None,
@@ -177,9 +178,22 @@ def banner(supervisor: "Supervisor") -> list[str]:
         f"  services   {services}   ready in {supervisor.ready_s:.1f} s",
         f"  keys       {_keys_line(supervisor)}",
         f"  queues     {', '.join(f'{queue.queue} ({len(queue.tenants)} tenants)' for queue in plan.queues)}",
+        *_declared_lines(supervisor),
         "next: apportion submit FILE   apportion jobs   apportion events -f   Ctrl-C stops"
         + _said_with_each(supervisor.data_dir),
     ]
+
+
+def _declared_lines(supervisor: "Supervisor") -> list[str]:
+    """What the file changed of the pool's policy, and what of it was refused; not what was so already."""
+    lines = []
+    for outcome in supervisor.declared:
+        what = f"{outcome.kind} {outcome.name or 'of the pool'}"
+        if outcome.result == "refused":
+            lines.append(f"  REFUSED    {what}: {outcome.code} {outcome.field}: {outcome.message}")
+        elif outcome.result != "unchanged":
+            lines.append(f"  policy     {what} is {outcome.result}{f': {outcome.note}' if outcome.note else ''}")
+    return lines
 
 
 def _said_with_each(data_dir: "Path") -> str:

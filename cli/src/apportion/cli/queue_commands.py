@@ -200,27 +200,17 @@ async def _set(place: "Place", name: str, options: dict[str, Any]) -> int:
             wish = msgspec.convert(given, QueueUpsertRequested)
         except msgspec.ValidationError as err:
             raise CommandFailed(f"queue {name}: {err}", code=Exit.USAGE) from err
-        answer = await answered(bus, place, wish)
+        answer = await answered(bus, wish)
     print_object(answer, kind="answer", output=options["output"], text=partial(answer_text, answer))
     return code_of_answer(answer)
 
 
-def wish_fields(before: "QueueUpserted | None") -> dict[str, Any]:
-    """What a wish would say that asks for the queue as it is; nothing of its name and reason."""
-    import msgspec
-
-    from apportion.contracts.events import QueueUpsertRequested
-
-    if before is None:
-        return {}
-    shared = set(QueueUpsertRequested.__struct_fields__) & set(before.__struct_fields__) - {"queue", "reason"}
-    found = {name: msgspec.to_builtins(getattr(before, name)) for name in sorted(shared)}
-    return {name: value for name, value in found.items() if value not in (None, [], ())}
-
-
 def changed(before: "QueueUpserted | None", name: str, options: dict[str, Any]) -> dict[str, Any]:
     """The wish for the queue with what the options say of it. Raises CommandFailed on an option that can't be read."""
-    given = wish_fields(before) | {"queue": name, "reason": options["reason"], "dry_run": options["dry_run"]}
+    from apportion.cli.declared import as_wish
+
+    given = {} if before is None else as_wish(before)
+    given |= {"queue": name, "reason": options["reason"], "dry_run": options["dry_run"]}
     if options["tenants"]:
         given["tenants"] = list(options["tenants"])
     for field in ("weight", "is_fair", "reclaim", "is_cordoned"):
@@ -272,40 +262,14 @@ def apply_queues(*, file: Path, **options: Any) -> int:
 
 
 async def _apply(place: "Place", wanted: tuple["QueueUpsertRequested", ...], options: dict[str, Any]) -> int:
-    from msgspec.structs import replace
+    from msgspec.structs import asdict, replace
 
-    from apportion.cli.client import bus_of, newest_queue
+    from apportion.cli.client import bus_of
+    from apportion.cli.declared import declare_on
 
-    rows: list[dict[str, Any]] = []
-    code = Exit.OK
+    asked = [replace(wish, reason=options["reason"] or wish.reason, dry_run=options["dry_run"]) for wish in wanted]
     async with bus_of(place) as bus:
-        for wish in wanted:
-            before = await newest_queue(bus, wish.queue)
-            if before is not None and is_alike(before, wish):
-                rows.append({"queue": wish.queue, "result": "unchanged", "code": "", "field": "", "message": ""})
-                continue
-            asked = replace(wish, reason=options["reason"] or wish.reason, dry_run=options["dry_run"])
-            answer = await answered(bus, place, asked)
-            done = "changed" if before is not None else "new"
-            rows.append(
-                {
-                    "queue": wish.queue,
-                    "result": "refused" if answer.get("code") else f"would be {done}" if options["dry_run"] else done,
-                    "code": answer.get("code", ""),
-                    "field": answer.get("field", ""),
-                    "message": answer.get("message", ""),
-                }
-            )
-            code = Exit(code or code_of_answer(answer))
+        outcomes = await declare_on(bus, asked)
+    rows = [{"queue": outcome.name, **asdict(outcome)} for outcome in outcomes]
     print_rows(rows, kind="queues", output=options["output"], columns=("queue", "result", "code", "field", "message"))
-    return code
-
-
-def is_alike(before: "QueueUpserted", wish: "QueueUpsertRequested") -> bool:
-    """Whether the queue is as the wish wants it."""
-    import msgspec
-
-    from apportion.contracts.events import QueueUpsertRequested
-
-    as_is = msgspec.convert({**wish_fields(before), "queue": wish.queue, "reason": wish.reason}, QueueUpsertRequested)
-    return msgspec.structs.replace(wish, dry_run=False) == as_is
+    return next((code for outcome in outcomes if (code := code_of_answer(asdict(outcome)))), Exit.OK)

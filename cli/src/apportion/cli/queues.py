@@ -1,6 +1,5 @@
-"""The queues that `up` asks for: from ``[[queue]]`` in apportion.toml, or a default. They are wishes like any other."""
+"""Policy as a file has it: ``[[queue]]`` and ``[[policy]]`` of apportion.toml, read as the wishes that ask for it."""
 
-import hashlib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +7,14 @@ from typing import Any, Final
 
 import msgspec
 
-from apportion.contracts.codec import Message, encode_body, encode_wish
-from apportion.contracts.events import QueueUpsertRequested
-from apportion.contracts.ids import OPERATOR, PoolId
+from apportion.contracts import diagnosis
+from apportion.contracts.events import PolicyUpsertRequested, QueueUpsertRequested
 from apportion.runtime.settings import SettingsInvalid
 
 DEFAULT: Final = (
     QueueUpsertRequested(queue="main", tenants=("default",), reason="no apportion.toml names queues: the default one"),
 )
+"""Asked for where no file names a queue and the pool has none of that name: nobody chose its limits."""
 
 _FIELDS: Final = (
     "name",
@@ -71,7 +70,8 @@ def _queue(path: Path, number: int, content: dict[str, Any], parents: set[object
     for key in ("name",) if content.get("name") in parents else ("name", "tenants"):
         if key not in content:
             raise SettingsInvalid(where=where, key=key, expected="a value", found="none")
-    given = {("queue" if key == "name" else key): value for key, value in content.items()}
+    given = {"reason": f"as {path.name} has it"}
+    given |= {("queue" if key == "name" else key): value for key, value in content.items()}
     try:
         return msgspec.convert(given, QueueUpsertRequested)
     except msgspec.ValidationError as err:
@@ -82,15 +82,36 @@ def _queue(path: Path, number: int, content: dict[str, Any], parents: set[object
         ) from err
 
 
-def wishes(pool: PoolId, queues: Sequence[QueueUpsertRequested], *, session: str) -> list[Message]:
-    """The wishes that ask for them, in the operator's name; ``session`` makes their ids another start's."""
-    return [
-        encode_wish(
-            pool,
-            queue,
-            tenant=OPERATOR,
-            event_id=f"queue-{queue.queue}-{session}-{hashlib.sha256(encode_body(queue)).hexdigest()[:12]}",
-            source="/apportion/up",
-        )
-        for queue in queues
-    ]
+_OF_A_POLICY: Final = tuple(field for field in PolicyUpsertRequested.__struct_fields__ if field != "dry_run")
+
+
+def policies_from_file(path: Path | None) -> tuple[PolicyUpsertRequested, ...]:
+    """The file's policies, the pool's or a tenant's each, in its order; none where there is no file.
+
+    Raises SettingsInvalid.
+    """
+    if path is None:
+        return ()
+    with path.open("rb") as opened:
+        tables = tomllib.load(opened).get("policy", [])
+    found = tuple(_policy(path, number, content) for number, content in enumerate(tables, start=1))
+    whose = [policy.for_tenant for policy in found]
+    for tenant in whose:
+        if whose.count(tenant) > 1:
+            twice = f"{tenant or 'the pool, which leaves it out,'} twice"
+            raise SettingsInvalid(where=f"{path} [[policy]]", key="for_tenant", expected="each once", found=twice)
+    return found
+
+
+def _policy(path: Path, number: int, content: dict[str, Any]) -> PolicyUpsertRequested:
+    where = f"{path} [[policy]] number {number}"
+    for key in content:
+        if key not in _OF_A_POLICY:
+            expected = f"one of {', '.join(_OF_A_POLICY)}"
+            raise SettingsInvalid(where=where, key=key, expected=expected, found="another key")
+    given = {"reason": f"as {path.name} has it", **content}
+    try:
+        return msgspec.convert(given, PolicyUpsertRequested)
+    except msgspec.ValidationError as err:
+        fault = diagnosis.fault_of(msgspec.json.encode(given), PolicyUpsertRequested, err)
+        raise SettingsInvalid(where=where, key=fault.field, expected=fault.expected, found=fault.found) from err

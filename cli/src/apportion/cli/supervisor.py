@@ -28,11 +28,11 @@ import structlog
 from msgspec import Struct
 
 from apportion.cli import leftovers
+from apportion.cli.declared import Outcome, declare_on
 from apportion.cli.injector import Injector
 from apportion.cli.leftovers import Kind
 from apportion.cli.places import PoolNote, note_path, start_ticks, write_note
-from apportion.cli.queues import wishes
-from apportion.contracts.events import QueueUpsertRequested
+from apportion.contracts.events import PolicyUpsertRequested, QueueUpsertRequested
 from apportion.contracts.ids import PoolId
 from apportion.runtime.access import Role
 from apportion.runtime.embedded import EmbeddedServer
@@ -94,6 +94,7 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
     bus_port: int
     nodes: tuple[NodePlan, ...]
     queues: tuple[QueueUpsertRequested, ...]
+    policies: tuple[PolicyUpsertRequested, ...] = ()
     suspect_ms: int | None = None
     """After this silence a node is suspected; None: the monitor's own default."""
     lease_ms: int | None = None
@@ -241,6 +242,8 @@ class Supervisor:
         )
         self.services: dict[str, Service] = {}
         self.ready_s = 0.0
+        self.declared: list[Outcome] = []
+        """What became of each queue and policy that the plan names."""
         self.leftovers_ended = 0
         """Processes of an earlier pool in this directory that had to be ended at the start."""
         self.started_at = time.time_ns()
@@ -249,7 +252,10 @@ class Supervisor:
         self._owns_directory = False
 
     async def start(self) -> None:
-        """A pool that is ready: bus, streams, services, nodes, queues. Raises BusServerError or PoolNotReady."""
+        """A pool that is ready: bus, streams, services, nodes, queues.
+
+        Raises BusServerError, PoolNotReady, or CommandFailed where nobody answers for the queues.
+        """
         began = time.monotonic()
         # What jobs are asked to run, and what they write, is nobody else's business.
         for folder in (self.data_dir, self.data_dir / "logs"):
@@ -266,9 +272,8 @@ class Supervisor:
             await bus.provision()
             self.services = {service.name: service for service in self._services()}
             await self._start_services()
-            for message in wishes(PoolId(self.plan.pool), self.plan.queues, session=f"{self.started_at:x}"):
-                await bus.jetstream.publish(message.subject, message.body, headers=message.headers)
             await self.wait_ready()
+            self.declared = await declare_on(bus, (*self.plan.queues, *self.plan.policies))
         finally:
             await bus.close()
         if self.plan.faults:

@@ -3,7 +3,6 @@
 They ask in the operator's name, as who runs this command has the bus; the log keeps who that was, and why.
 """
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -176,33 +175,20 @@ async def _wish(place: "Place", wish: Any, *, output: str) -> int:
     from apportion.cli.client import bus_of
 
     async with bus_of(place) as bus:
-        answer = await answered(bus, place, wish)
+        answer = await answered(bus, wish)
     print_object(answer, kind="answer", output=output, text=partial(answer_text, answer))
     return code_of_answer(answer)
 
 
-async def answered(bus: "Bus", place: "Place", wish: Any) -> dict[str, Any]:
+async def answered(bus: "Bus", wish: Any) -> dict[str, Any]:
     """Publish a wish in the operator's name; the fact that answers it. Raises CommandFailed where none comes."""
     import msgspec
 
-    from apportion.cli.client import ANSWER_S, SOURCE, actor, entries, fresh_id, publish
-    from apportion.contracts.codec import Message, encode_wish
-    from apportion.contracts.envelope import Stream
-    from apportion.contracts.ids import OPERATOR, PoolId
+    from apportion.cli.client import answers_of
 
-    like = encode_wish(PoolId(place.pool), wish, tenant=OPERATOR, event_id=fresh_id(), source=SOURCE)
-    message = Message(subject=like.subject, headers={**like.headers, "ce-actor": actor()}, body=like.body)
-    position = (await bus.position(Stream.FACTS)).last_seq
-    seq = await publish(bus, message)
-    async for _, entry in entries(bus, Stream.FACTS, after=position, until=time.monotonic() + ANSWER_S):
-        if getattr(entry.event, "answers", None) == seq:
-            found: dict[str, Any] = msgspec.to_builtins(entry.event)
-            return found
-    raise CommandFailed(
-        f"the wish is stored (number {seq}), and nobody answered within {ANSWER_S:g} s",
-        code=Exit.NOT_PLACED,
-        hint="It will be answered once the service runs: `apportion doctor`.",
-    )
+    [answer] = await answers_of(bus, [wish])
+    found: dict[str, Any] = msgspec.to_builtins(answer)
+    return found
 
 
 def answer_text(answer: dict[str, Any]) -> str:

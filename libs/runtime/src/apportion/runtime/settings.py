@@ -21,7 +21,7 @@ CONFIG_FILE: Final = "apportion.toml"
 COMMON_TABLE: Final = "common"
 TABLES: Final = (COMMON_TABLE, "admission", "placer", "node-agent", "monitor", "cli")
 """Every table that the file may have: one file configures all services of a machine."""
-_LISTS: Final = ("queue",)
+_LISTS: Final = ("queue", "policy")
 """Lists of tables which are wishes rather than settings (``[[queue]]``): `apportion up` reads and publishes them."""
 _OTHER_ENV: Final = frozenset({"CONFIG", "NATS_SERVER"})
 """Variables with our prefix which are no settings: where the file is, and which nats-server to start."""
