@@ -41,11 +41,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_pool_on_this_machine_is_found_by_its_bus_alone(elsewhere: Path) -> None:
     """`up --data-dir X` on a port: whoever names the port means the log in X."""
-    program = [sys.executable, "-c", "import sys; sys.stdin.read()", "-m", "apportion.monitor"]
-    with subprocess.Popen(
-        program, stdin=subprocess.PIPE, env={**os.environ, "APPORTION_DATA_DIR": str(elsewhere)}
-    ) as monitor:
+    script = "import sys; print(flush=True); sys.stdin.read()"
+    program = [sys.executable, "-c", script, "-m", "apportion.monitor"]
+    environ = {**os.environ, "APPORTION_DATA_DIR": str(elsewhere)}
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as monitor:
         try:
+            assert monitor.stdout is not None
+            monitor.stdout.readline()  # Until then the kernel may not show its command line yet.
             found = find({"bus_url": URL})
             other = find({"bus_url": "nats://127.0.0.1:49998"})
         finally:

@@ -168,6 +168,7 @@ async def _goes_on(backup: Path, data_dir: Path) -> None:
             ]
         arguments = ["--bus-url", server.url, "--data-dir", str(data_dir)]
         monitor = await asyncio.create_subprocess_exec(sys.executable, "-m", "apportion.monitor", *arguments)
+        code: int | None = None
         try:
             async with asyncio.timeout(60):
                 jobs = await _asked(bus, "jobs")
@@ -178,10 +179,14 @@ async def _goes_on(backup: Path, data_dir: Path) -> None:
                 while (status := await _asked(bus, "status"))["streams"]["facts"]["behind"]:
                     await asyncio.sleep(0.05)
                 assert status["streams"]["facts"]["log_seq"] > 10
-        finally:
             monitor.terminate()
-            assert await monitor.wait() == 0
-        await bus.close()
+            code = await asyncio.wait_for(monitor.wait(), 60)
+        finally:
+            if monitor.returncode is None:
+                monitor.kill()
+                await monitor.wait()
+            await bus.close()
+        assert code == 0
 
 
 async def _asked(bus: Bus, name: str) -> dict[str, Any]:

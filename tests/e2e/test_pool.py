@@ -1,5 +1,6 @@
 """The whole stack as its user meets it: the command ``apportion``, real processes, a real bus, a real log."""
 
+import contextlib
 import json
 import os
 import signal
@@ -55,6 +56,19 @@ class Pool:
         _, said = self.process.communicate(timeout=_PATIENCE_S)
         return said
 
+    def end(self) -> None:
+        """Whatever is left of it, gone."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.communicate(timeout=30)
+            self.process.kill()
+            with self.process:
+                pass
+        for process in processes_of(self.data_dir):
+            os.kill(process.pid, signal.SIGKILL)
+
     def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """A command against this pool, ended."""
         return subprocess.run(
@@ -83,15 +97,10 @@ class Pool:
 def pool(tmp_path: Path) -> Iterator[Pool]:
     """A pool, ended whatever happens."""
     made = Pool(tmp_path / "pool")
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.process.send_signal(signal.SIGTERM)
-        try:
-            made.process.wait(30)
-        except subprocess.TimeoutExpired:
-            made.process.kill()
-    for process in processes_of(made.data_dir):
-        os.kill(process.pid, signal.SIGKILL)
+    try:
+        yield made
+    finally:
+        made.end()
 
 
 def _request(name: str, *command: str, **more: Any) -> str:

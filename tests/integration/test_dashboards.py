@@ -248,22 +248,28 @@ def prometheus(tmp_path: Path, text: str) -> Iterator[str]:
         "global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: apportion\n"
         f'    static_configs: [{{targets: ["127.0.0.1:{pages.server_address[1]}"]}}]\n'
     )
-    free = ThreadingHTTPServer(("127.0.0.1", 0), _Page)
-    port = free.server_address[1]
-    free.server_close()
-    process = subprocess.Popen(
-        [
-            program,
-            f"--config.file={config}",
-            f"--storage.tsdb.path={tmp_path / 'tsdb'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stderr=subprocess.DEVNULL,
-    )
+    said = tmp_path / "prometheus.log"
+    with said.open("wb") as log:
+        process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={config}",
+                f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            stdout=log,
+            stderr=log,
+        )
     try:
-        yield f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 60
+        # It takes a free port, and says which in its own words alone.
+        while (found := re.search(r'msg="Listening on" address=(127\.0\.0\.1:[1-9]\d*)', said.read_text())) is None:
+            assert process.poll() is None, said.read_text()[-2000:]
+            assert time.monotonic() < deadline, said.read_text()[-2000:]
+            time.sleep(0.05)
+        yield f"http://{found[1]}"
     finally:
-        process.terminate()
+        process.kill()
         process.wait()
         pages.shutdown()
         pages.server_close()

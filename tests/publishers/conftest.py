@@ -39,7 +39,12 @@ class Pool:
             stderr=asyncio.subprocess.PIPE,
             cwd=cwd,
         )
-        out, err = await asyncio.wait_for(process.communicate(stdin), PATIENCE_S)
+        try:
+            out, err = await asyncio.wait_for(process.communicate(stdin), PATIENCE_S)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
         assert process.returncode is not None
         return process.returncode, out.decode(), err.decode()
 

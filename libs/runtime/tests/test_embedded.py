@@ -8,7 +8,9 @@ import stat
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import nats
@@ -133,15 +135,34 @@ asyncio.run(main())
 """
 
 
-def an_orphan(data_dir: Path, max_file_store_mib: int = 20 * 1024) -> tuple[int, str]:
-    """A server whose supervisor died, and its address."""
-    argv = [sys.executable, "-c", ORPHAN_MAKER, str(data_dir), str(max_file_store_mib)]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False).stdout.split()
-    at = said.index("orphan")  # the log may share the stream
-    return int(said[at + 1]), said[at + 2]
+class LeavesOrphan(Protocol):
+    """Leaves a server whose supervisor died; its pid and its address."""
+
+    def __call__(self, data_dir: Path, max_file_store_mib: int = 20 * 1024) -> tuple[int, str]: ...
 
 
-async def test_the_server_of_a_dead_supervisor_is_adopted_and_watched(tmp_path: Path) -> None:
+@pytest.fixture
+def an_orphan() -> Iterator[LeavesOrphan]:
+    """Whatever is left of it in the end is nobody's child, and is killed here."""
+    made: list[tuple[int, int | None]] = []
+
+    def leave(data_dir: Path, max_file_store_mib: int = 20 * 1024) -> tuple[int, str]:
+        argv = [sys.executable, "-c", ORPHAN_MAKER, str(data_dir), str(max_file_store_mib)]
+        said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False).stdout.split()
+        at = said.index("orphan")  # the log may share the stream
+        pid = int(said[at + 1])
+        made.append((pid, embedded._start_ticks(pid)))
+        return pid, said[at + 2]
+
+    try:
+        yield leave
+    finally:
+        for pid, ticks in made:
+            if ticks is not None and embedded._start_ticks(pid) == ticks:
+                os.kill(pid, signal.SIGKILL)
+
+
+async def test_the_server_of_a_dead_supervisor_is_adopted_and_watched(an_orphan: LeavesOrphan, tmp_path: Path) -> None:
     """Killing the supervisor costs the bus no second of service, and its successor restarts it as its own."""
     pid, url = an_orphan(tmp_path)
     async with EmbeddedServer(tmp_path, port=0) as server:
@@ -153,7 +174,7 @@ async def test_the_server_of_a_dead_supervisor_is_adopted_and_watched(tmp_path: 
         assert server.url == url
 
 
-async def test_a_left_server_with_another_configuration_is_ended_first(tmp_path: Path) -> None:
+async def test_a_left_server_with_another_configuration_is_ended_first(an_orphan: LeavesOrphan, tmp_path: Path) -> None:
     """Adopting it would run the bus with settings that nobody asked for."""
     pid, _ = an_orphan(tmp_path, max_file_store_mib=1024)
     async with EmbeddedServer(tmp_path, port=0) as server:
@@ -163,17 +184,14 @@ async def test_a_left_server_with_another_configuration_is_ended_first(tmp_path:
 
 
 async def test_a_store_in_use_by_an_unknown_server_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    an_orphan: LeavesOrphan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the run file the orphan can't be named, but its lock on the store still holds."""
-    pid, _ = an_orphan(tmp_path)
+    an_orphan(tmp_path)
     (tmp_path / "run" / "bus.json").unlink()
     monkeypatch.setattr(embedded, "_STORE_WAIT_S", 0.1)
-    try:
-        with pytest.raises(ServerDidNotStart, match="still uses the store"):
-            await EmbeddedServer(tmp_path, port=0).start()
-    finally:
-        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ServerDidNotStart, match="still uses the store"):
+        await EmbeddedServer(tmp_path, port=0).start()
 
 
 async def test_a_run_file_whose_pid_was_reused_is_not_believed(tmp_path: Path) -> None:

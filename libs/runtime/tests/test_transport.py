@@ -1,9 +1,9 @@
 """Beyond this machine the bus is spoken to over TLS, or not at all."""
 
 import asyncio
+import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -70,28 +70,30 @@ async def encrypted(tmp_path: Path) -> AsyncIterator[tuple[str, Path]]:
         check=True,
         capture_output=True,
     )  # fmt: skip
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     config = tmp_path / "nats.conf"
     config.write_text(
-        f'listen: "127.0.0.1:{port}"\n'
+        f'listen: "127.0.0.1:-1"\nports_file_dir: "{tmp_path}"\n'  # it takes a free one, and says which
         f'tls {{ cert_file: "{tmp_path}/ca.pem", key_file: "{tmp_path}/key.pem", handshake_first: true }}\n'
     )
     with (tmp_path / "server.log").open("wb") as log:
         server = subprocess.Popen([find_binary(dict(os.environ)), "-c", config], stdout=log, stderr=log)
     try:
         async with asyncio.timeout(20):
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    await asyncio.sleep(0.02)
+            while (port := _port_of(tmp_path / f"nats-server_{server.pid}.ports")) is None:
+                await asyncio.sleep(0.02)
         yield f"nats://localhost:{port}", tmp_path / "ca.pem"
     finally:
         server.kill()
         server.wait()
+
+
+def _port_of(file: Path) -> int | None:
+    """Where a server listens; None while it hasn't said so in whole."""
+    try:
+        (url,) = json.loads(file.read_text())["nats"]
+    except (OSError, ValueError):
+        return None
+    return int(url.rpartition(":")[2])
 
 
 @pytest.mark.integration

@@ -78,6 +78,9 @@ async def test_while_the_bus_hangs_no_time_passes_and_then_a_new_reckoning_begin
     assert ears.server.pid is not None
     os.kill(ears.server.pid, signal.SIGSTOP)
     try:
+        async with asyncio.timeout(30):
+            while Path(f"/proc/{ears.server.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)  # real time: a real process hangs, and what it had sent before arrives
         frozen = len(ears.fed)
         ears.beat()

@@ -350,16 +350,18 @@ async def test_no_run_starts_twice_and_no_end_is_lost_however_often_the_agent_is
     """Eight agents in a row, each killed in the middle of its starts; the ninth finishes the rest."""
     count = 60
     generator = random.Random(7)
-    for _ in range(8):
+    for is_last in [False] * 8 + [True]:
         agent = subprocess.Popen([sys.executable, "-c", BUSY_AGENT, str(root), str(count)], stdout=subprocess.PIPE)
-        assert agent.stdout is not None
-        assert await asyncio.to_thread(agent.stdout.readline) == b"ready\n"
-        await asyncio.sleep(generator.uniform(0, 0.1))
-        agent.kill()
-        agent.communicate()
-    agent = subprocess.Popen([sys.executable, "-c", BUSY_AGENT, str(root), str(count)], stdout=subprocess.PIPE)
-    await asyncio.to_thread(agent.communicate)
-    assert agent.returncode == 0
+        try:
+            assert agent.stdout is not None
+            assert await asyncio.to_thread(agent.stdout.readline) == b"ready\n"
+            if is_last:
+                assert await asyncio.to_thread(agent.wait) == 0
+            else:
+                await asyncio.sleep(generator.uniform(0, 0.1))
+        finally:
+            agent.kill()
+            agent.communicate()
     async with Processes(root, spawner_idle_s=0.5) as processes:
         found = await processes.adopt()
         ends = {run: await processes.ended(run) for run in found}

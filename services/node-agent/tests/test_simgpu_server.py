@@ -48,9 +48,11 @@ class Node:
         command = [sys.executable, "-m", "apportion.node_agent.simgpu.server"]
         command += ["--socket", str(self.socket), "--devices", "2", "--profile", "a100-40"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.children: list[subprocess.Popen[Any]] = []
+
+    def wait_ready(self) -> None:
         assert self.process.stdout is not None
         assert self.process.stdout.readline().startswith(b"simgpu:")
-        self.children: list[subprocess.Popen[Any]] = []
 
     def env(self, **more: str) -> dict[str, str]:
         return {"PATH": f"{self.bin}:{os.defpath}", SOCKET_VARIABLE: str(self.socket), **more}
@@ -131,9 +133,12 @@ class Holder:
 def node() -> Iterator[Node]:
     directory = Path(tempfile.mkdtemp(prefix="apportion-simgpu-"))
     made = Node(directory)
-    yield made
-    made.close()
-    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        made.wait_ready()
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture
@@ -205,10 +210,9 @@ def test_a_child_that_inherited_the_connection_does_not_keep_the_memory(node: No
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
-    process.wait()
-    process.stdout.close()
+    with process:  # which its own end ends
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
     try:
         eventually(lambda: devices.processes(first(devices)) == ())
     finally:

@@ -181,6 +181,7 @@ async def test_a_standby_places_while_the_first_is_paused_and_the_first_then_end
         await until_follows(tmp_path / "other")
         assert one.process is not None
         one.process.send_signal(signal.SIGSTOP)
+        await until_it_stands_still(one.process.pid)
         await admission.state(a_job("job-1"))
         taken = await claim_of(bus, 2)
         assert taken.follows
@@ -199,6 +200,13 @@ async def test_a_standby_places_while_the_first_is_paused_and_the_first_then_end
     finally:
         for service in (one, other):
             await service.end(signal.SIGKILL)
+
+
+async def until_it_stands_still(pid: int) -> None:
+    """A signal takes effect when the kernel gets round to it."""
+    async with asyncio.timeout(30):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            await asyncio.sleep(0.01)
 
 
 async def until_follows(data_dir: Path) -> None:
