@@ -39,7 +39,7 @@ from apportion.runtime.stream import Bus, Lease, StreamReader
 pytestmark = pytest.mark.integration
 
 POOL = PoolId("main")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Pool:

@@ -47,7 +47,7 @@ try:
 except client.GpuError as error:
     print(error.code, flush=True)
 """
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Bench:

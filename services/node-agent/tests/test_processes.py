@@ -41,6 +41,8 @@ from apportion.node_agent.run_records import (
 pytestmark = pytest.mark.integration
 
 RUN = RunId("acme/train/0/1")
+PATIENCE_S = 60.0
+"""It only ends a test that would hang."""
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ async def test_asked_twice_at_once_and_later_it_runs_once(processes: Processes) 
 async def test_a_signal_that_kills_the_workload_is_recorded(processes: Processes) -> None:
     started = await processes.start(a_launch("/bin/sleep", "30"))
     os.kill(started.pid, signal.SIGKILL)
-    told = await asyncio.wait_for(processes.ends.get(), 10)
+    told = await asyncio.wait_for(processes.ends.get(), PATIENCE_S)
     assert told.run_id == RUN
     assert isinstance(told.end, Exited)
     assert (told.end.exit_code, told.end.signal) == (None, signal.SIGKILL)
@@ -127,7 +129,7 @@ async def test_a_killed_shim_leaves_no_process_and_the_run_is_lost(processes: Pr
         await asyncio.sleep(0.01)
     daemon = int(output(processes))
     os.kill(started.shim_pid, signal.SIGKILL)
-    told = await asyncio.wait_for(processes.ends.get(), 20)
+    told = await asyncio.wait_for(processes.ends.get(), PATIENCE_S)
     assert told.end == Lost(reason=LossReason.SHIM_GONE)
     assert [is_alive(pid) for pid in (started.pid, started.shim_pid, daemon)] == [False, False, False]
 
@@ -272,7 +274,7 @@ async def test_runs_survive_the_agents_death_and_their_ends_arrive(root: Path) -
         assert set(processes.live()) <= {long, held}
         if found[held] != NeverStarted(epoch=1):
             assert await processes.ended(held) == NeverStarted(epoch=1)
-        end = await processes.stop(long, grace_s=5)
+        end = await processes.stop(long, grace_s=PATIENCE_S)
         assert isinstance(end, Exited)
         assert end.signal == signal.SIGTERM
 
@@ -290,10 +292,10 @@ async def test_an_ended_run_is_not_taken_for_running_because_its_shim_guards_ano
         assert isinstance(found[RUN], Exited)
         assert isinstance(found[other], Running)
         assert set(processes.live()) == {other}
-        end = await processes.stop(other, grace_s=5)
+        end = await processes.stop(other, grace_s=PATIENCE_S)
         assert isinstance(end, Exited)
         assert end.signal == signal.SIGTERM
-        assert await asyncio.wait_for(processes.ends.get(), 10)
+        assert await asyncio.wait_for(processes.ends.get(), PATIENCE_S)
         while is_alive(second.shim_pid):  # No agent asked for it, so it ends with its run.
             await asyncio.sleep(0.01)
 

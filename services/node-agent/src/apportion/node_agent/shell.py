@@ -22,7 +22,7 @@ from apportion.contracts.events import Enforced, IsolationTestStarted, Isolation
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import core, run_records
 from apportion.node_agent.enforce.cgroup_memory import enter
-from apportion.node_agent.enforce.fault_domains import DomainFailed
+from apportion.node_agent.enforce.fault_domains import DomainFailed, Kill
 from apportion.node_agent.enforce.mps import Mps
 from apportion.node_agent.enforce.slices import EnforcementFailed, Slices
 from apportion.node_agent.enforce.watchdog import Escape, Offence, Watchdog
@@ -351,15 +351,21 @@ class Shell:
 
     async def _examine(self, device: DeviceUuid) -> None:
         assert self._mps is not None
-        failed = await self._mps.examine(device, killed=None)
+        failed = await self._mps.examine(device)
         if failed is not None:
             self._tell_failed_domain(failed, but=None)
 
     def _take_end(self, ended: RunEnded) -> None:
         run, end = ended.run_id, ended.end
         devices = self._mps_devices(run)
-        is_bad = isinstance(end, run_records.Exited) and end.exit_code not in {0, core.OUT_OF_MEMORY_EXIT}
+        is_bad = isinstance(end, run_records.Lost) or (
+            isinstance(end, run_records.Exited) and end.exit_code not in {0, core.OUT_OF_MEMORY_EXIT}
+        )
         if self._mps is not None and devices and is_bad and run not in self._stopping:
+            # Told at once, and of every device: a neighbour's end may have come first and be examined already.
+            killed_at = _killed_at(end, self._clock.now())
+            for device in devices if killed_at else ():
+                self._mps.killed(device, Kill(at=killed_at, run_id=run))
             self._go(self._end_in_shared_domain(ended, devices))
         else:
             self.feed(self._end(run, end))
@@ -369,8 +375,7 @@ class Shell:
         assert self._mps is not None
         run, end = ended.run_id, self._end(ended.run_id, ended.end)
         for device in sorted(devices):
-            killed = run if isinstance(end, core.ProcessExited) and end.signal is not None else None
-            failed = await self._mps.examine(device, killed=killed)
+            failed = await self._mps.examine(device)
             if failed is None:
                 continue
             self._tell_failed_domain(failed, but=run)
@@ -491,6 +496,17 @@ def session_leaders(processes: Processes) -> Callable[[int], RunId | None]:
         return next((run for run, claim in processes.live().items() if claim.pid == session), None)
 
     return run_of
+
+
+def _killed_at(end: run_records.Ended, now: int) -> int:
+    """When a signal ended the run, or ``now`` where its guardian is lost, and it with it; 0 where neither was so."""
+    match end:
+        case run_records.Exited(signal=int(), finished_at_ns=at):
+            return at
+        case run_records.Lost():
+            return now
+        case _:
+            return 0
 
 
 def _is_another(pid: int, process: StartedProcess) -> bool:

@@ -2,6 +2,7 @@
 
 The clients of one MPS server share one fate. Whoever was near isn't to blame, and whoever is to blame isn't guessed: an
 offender is named where the server's log names a process, or where one was killed just before the server went deaf.
+Ends are noticed in any order, a neighbour's before that of the run which caused it; so kills count by when they were.
 """
 
 import re
@@ -12,7 +13,17 @@ import msgspec
 
 from apportion.contracts.ids import DeviceUuid, RunId
 
+_STAMPED_LATE_NS: Final = 2_000_000_000
+"""On a busy host a run's guardian puts down its end so much later than it was, at most."""
 _CAUSED: Final = re.compile(r"(?i)fault.*\bclient\b\D{0,12}(\d+)")
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """A run that a signal ended which nobody here sent, with whatever it had in flight."""
+
+    at: int
+    """When it ended (ns since the Unix epoch), whenever that was noticed."""
+    run_id: RunId
 
 
 class DomainFailed(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +49,10 @@ class DomainSigns(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     """What the server's log has gained since the server came up."""
     run_of_pid: Mapping[int, RunId] = {}
-    killed: RunId | None = None
-    """The run that last ended by a signal nobody here sent."""
+    kills: tuple[Kill, ...] = ()
+    """Since the server was last seen to work."""
+    seen_at: int = 0
+    """When this was seen, in ns since the Unix epoch: what was killed later has no part in it."""
     xid: int = 0
     """What the driver reported of the device a moment ago; 0 for nothing."""
 
@@ -58,9 +71,11 @@ def judge(signs: DomainSigns) -> DomainFailed | None:
         seen.append(f"Xid {signs.xid}")
     if pid is not None:
         seen.append(f"server log: fault by client {pid}")
-    if offender is None and signs.status == "ACTIVE" and not works and signs.killed is not None:
-        # Killed with work in flight: the server lives, and is wedged.
-        offender = signs.killed
+    kills = [one for one in signs.kills if one.at <= signs.seen_at + _STAMPED_LATE_NS]
+    if offender is None and signs.status == "ACTIVE" and not works and kills:
+        # Killed with work in flight: the server lives, and is wedged. The first: those after it may be its victims, as
+        # a process that meets an error of its device may well abort.
+        offender = min(kills).run_id
         seen.append("killed with work in flight")
     whose = f"; caused by {offender}" if offender is not None else "; nobody was seen to cause it"
     return DomainFailed(

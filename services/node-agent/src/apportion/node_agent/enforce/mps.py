@@ -25,13 +25,14 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from apportion.contracts.events import Enforced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import canaries
 from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
-from apportion.node_agent.enforce.fault_domains import DomainFailed, DomainSigns, judge
+from apportion.node_agent.enforce.fault_domains import DomainFailed, DomainSigns, Kill, judge
 from apportion.node_agent.enforce.partitions import PartitionBook
 from apportion.node_agent.enforce.slices import EnforcementFailed, SetUp
 from apportion.node_agent.enforce.watchdog import Watchdog
@@ -91,7 +92,11 @@ class _Domain:
         """First processes of its runs, also of those that ended lately."""
         self.log_from = 0
         """Where the server's log stood when the server came up."""
+        self.kills: dict[RunId, Kill] = {}
+        """Runs that were killed since the server was last seen to work; whoever judges next goes by them."""
         self.failure: DomainFailed | None = None
+        self.signs: DomainSigns | None = None
+        """Those of the failure."""
         self.lately: tuple[DomainFailed, float] | None = None
         """A failure that is over, and when it was seen: neighbours that it ended are told of one by one."""
         self.xid: tuple[int, float] = (0, 0.0)
@@ -223,41 +228,59 @@ class Mps:
 
     # Shared fate
 
-    async def examine(self, device: DeviceUuid, *, killed: RunId | None) -> DomainFailed | None:
-        """Whether the device's server still serves; asked when a run on it has ended badly.
+    def killed(self, device: DeviceUuid, kill: Kill) -> None:
+        """A run on the device ended by a signal that nobody here sent; to be told before anybody is asked about it."""
+        if (domain := self._domains.get(device)) is not None:
+            domain.kills[kill.run_id] = kill
 
-        ``killed`` is that run where a signal ended it that nobody here sent.
-        """
+    async def examine(self, device: DeviceUuid) -> DomainFailed | None:
+        """Whether the device's server still serves; asked when a run on it has ended badly."""
         domain = self._domains.get(device)
         if domain is None or not domain.server_pid:
-            return None if domain is None else domain.failure
+            return None if domain is None else self._failure(domain)
         async with domain.lock:
             if domain.lately is not None and time.monotonic() - domain.lately[1] < _LATELY_S:
                 return domain.lately[0]
             if domain.failure is None:
+                known = list(domain.kills)
                 status = await self._status(domain)
                 canary = await self._canary(domain) if status == "ACTIVE" else ""
-                return self._judge(domain, status=status, canary=canary, killed=killed)
-            return domain.failure
+                if domain.failure is None:  # A run may have been stopped meanwhile, which shows it too.
+                    failed = self._judge(domain, status=status, canary=canary)
+                    if failed is None or failed.is_over:
+                        # It serves, so these did no harm; of one killed meanwhile, the next examination tells.
+                        for run in known:
+                            domain.kills.pop(run, None)
+                    return failed
+            return self._failure(domain)
+
+    def _failure(self, domain: _Domain) -> DomainFailed | None:
+        """The domain's failure, put down to whom it is known by now to have been: the cause may be noticed last."""
+        if domain.failure is not None and domain.signs is not None:
+            known = judge(msgspec.structs.replace(domain.signs, kills=tuple(domain.kills.values())))
+            if known is not None and known != domain.failure:
+                log.error("mps_domain_attributed", device=domain.uuid, evidence=known.evidence)
+                domain.failure = known
+        return domain.failure
 
     def reported(self, device: DeviceUuid, xid: int) -> None:
         """The driver has reported a fault of a device whose clients share their fate."""
         if (domain := self._domains.get(device)) is not None:
             domain.xid = (xid, time.monotonic())
 
-    def _judge(self, domain: _Domain, *, status: str, canary: str, killed: RunId | None) -> DomainFailed | None:
+    def _judge(self, domain: _Domain, *, status: str, canary: str) -> DomainFailed | None:
         xid, xid_at = domain.xid
-        failed = judge(
-            DomainSigns(
-                device_uuid=domain.uuid,
-                status=status,
-                canary=canary,
-                log=_read_from(domain.pipe / "server.log", domain.log_from),
-                run_of_pid={**domain.pids, **{pid: run for run in domain.runs for pid in self._watchdog.pids_of(run)}},
-                killed=killed,
-                xid=xid if time.monotonic() - xid_at < _LATELY_S else 0,
-            )
+        signs = DomainSigns(
+            device_uuid=domain.uuid,
+            status=status,
+            canary=canary,
+            log=_read_from(domain.pipe / "server.log", domain.log_from),
+            run_of_pid={**domain.pids, **{pid: run for run in domain.runs for pid in self._watchdog.pids_of(run)}},
+            kills=tuple(domain.kills.values()),
+            seen_at=time.time_ns(),
+            xid=xid if time.monotonic() - xid_at < _LATELY_S else 0,
         )
+        failed = judge(signs)
         if failed is not None:
             log.error("mps_domain_failed", device=domain.uuid, evidence=failed.evidence)
             if failed.is_over:
@@ -265,6 +288,7 @@ class Mps:
                 domain.log_from = _size(domain.pipe / "server.log")
             else:
                 domain.failure = failed
+                domain.signs = signs
         return failed
 
     def runs_on(self, device: DeviceUuid) -> tuple[RunId, ...]:
@@ -346,6 +370,8 @@ class Mps:
         domain.server_pid = 0
         domain.limits = None
         domain.failure = None
+        domain.signs = None
+        domain.kills.clear()
         domain.lately = None
         domain.xid = (0, 0.0)
         domain.partitions = None
@@ -390,7 +416,7 @@ class Mps:
             # It may have ended by itself meanwhile.
             log.warning("mps_client_not_terminated", device=device, error=str(err))
             if err.code is None and domain.failure is None:
-                self._judge(domain, status="ACTIVE", canary="terminate_client did not return", killed=None)
+                self._judge(domain, status="ACTIVE", canary="terminate_client did not return")
         except NvmlFailed as err:
             log.warning("mps_client_not_terminated", device=device, error=str(err))
         return domain.failure
@@ -429,6 +455,7 @@ class Mps:
         if not servers or not servers[-1].isdecimal():
             raise MpsCommandFailed("get_server_list", code=0, said=" ".join(servers) or "no server")
         domain.server_pid = int(servers[-1])
+        domain.kills.clear()
         status = await self._control(domain, f"get_server_status {domain.server_pid}")
         if status.strip() != "ACTIVE":
             raise MpsCommandFailed("get_server_status", code=0, said=status.strip())

@@ -16,6 +16,7 @@ import structlog
 from apportion.contracts.causes import SPENDS_NO_RETRY, IsolationFinding, IsolationTest, Mode, RunCause
 from apportion.contracts.events import Device, IsolationCheck, IsolationVerdict
 from apportion.contracts.ids import NodeId
+from apportion.node_agent.enforce.fault_domains import Kill
 from apportion.node_agent.isolation.ground import Ground, Tools
 from apportion.node_agent.isolation.judgement import GATE_PERMILLE, changes_permille, check, overall, reported
 from apportion.node_agent.isolation.party import Party, PartyRefused
@@ -269,7 +270,7 @@ async def _crashed(ground: Ground, how: str) -> tuple[dict[str, int], bool]:
         return figures, is_well
     # One fate: what counts is that it is seen, put down to who did it, and made good.
     since = time.monotonic()
-    failed = await ground.tools.mps.examine(ground.device.uuid, killed=None)
+    failed = await ground.tools.mps.examine(ground.device.uuid)
     await ground.end("offender")
     await ground.end("victim")
     await ground.give_slice("victim")
@@ -315,7 +316,8 @@ async def _crash_control(ground: Ground) -> tuple[dict[str, int] | None, bool]:
         is_well = await _works(victim)
         if ground.mode is Mode.MPS:
             # The wedge has to be seen by the agent's own means, or its server would stay.
-            await ground.tools.mps.examine(ground.device.uuid, killed=ground.run_of("offender"))
+            ground.tools.mps.killed(ground.device.uuid, Kill(at=time.time_ns(), run_id=ground.run_of("offender")))
+            await ground.tools.mps.examine(ground.device.uuid)
     finally:
         await ground.clear()
     return {"offender_exit_code": code, "neighbour_unharmed": int(is_well)}, not is_well
