@@ -8,6 +8,7 @@
 #   make e2e                       the whole stack, driven through the command
 #   make isolation                 the isolation tests in every mode, each with its negative control
 #   make kills [ROUNDS=200]        kill -9 of the log's writer under load: no row lost, doubled or out of its place
+#   make cluster [ARGS=gaps]       a bus of three servers that loses one, by every means; how long nobody could write
 #   make bench                     throughput and latency, with the machine beside the figures
 #   make torture [ROUNDS=1000]     kills of a node's agent, of every service at every moment, and millions of events
 #   make fuzz [RUNS=1000000]       changed messages of the hostile corpus, by our own mutator and by atheris
@@ -35,7 +36,7 @@ RUNS ?= 1000000
 TORTURE_EVENTS ?= 5000000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim chaos e2e isolation torture kills fuzz bench lock audit clean
+.PHONY: help venv demo test check format docs sim chaos e2e isolation torture kills cluster fuzz bench lock audit clean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -116,10 +117,14 @@ isolation: $(VENV)/.runtime-ready
 kills: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.torture.writer --rounds $(if $(filter command line,$(origin ROUNDS)),$(ROUNDS),200) --seed $(SEED) $(ARGS)
 
+cluster: $(VENV)/.dev-ready
+	@$(BIN)/python -m tests.cluster $(ARGS)
+
 # What takes too long for every change.
 torture: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.torture --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 	@$(BIN)/python -m tests.kill --rounds 3
+	@$(BIN)/python -m tests.cluster
 	@$(BIN)/python -m tests.simulation.bugs
 	@$(BIN)/python -m tests.simulation --seed 100000 --events $(TORTURE_EVENTS)
 

@@ -172,7 +172,7 @@ async def _bus(place: Place) -> list[dict[str, str]]:
     except (BusRefused, KeyProblem, PlainTextRefused, CertificateInvalid) as err:
         return [finding("fail", "bus", str(err), "See docs/security.md.")]
     if place.note is not None:
-        for name in sorted(set(place.note.pids) - {"nats-server"}):
+        for name in sorted(name for name in place.note.pids if not name.startswith("nats-server")):
             ready = is_ready(_health_port(place.data_dir, name))
             found.append(
                 finding("ok", name, "ready")

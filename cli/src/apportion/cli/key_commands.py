@@ -135,10 +135,10 @@ def _tell_server(place: "Place") -> None:
     import os
     import signal
 
-    pid = None if place.note is None else place.note.pids.get("nats-server")
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGHUP)
+    for name, pid in ({} if place.note is None else place.note.pids).items():
+        if name.startswith("nats-server"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGHUP)
 
 
 def _print(path: Path, principal: str, output: str) -> None:

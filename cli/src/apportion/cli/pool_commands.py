@@ -33,6 +33,13 @@ _SIZE_CONTEXT: Final = {"ignore_unknown_options": True, "allow_extra_args": True
     is_flag=True,
     help="A second process of admission, placer and monitor, which takes over from the first.",
 )
+@click.option(
+    "--cluster",
+    type=click.Choice(["1", "3"]),
+    default="1",
+    show_default=True,
+    help="How many nats-servers are the bus: of three, one may be lost.",
+)
 @click.option("--faults", is_flag=True, help="Let operators break things on purpose (`apportion fault`).")
 @click.option("--open", "is_open", is_flag=True, help="Let every process of this machine in, without keys.")
 @click.option("--config", "config_file", type=click.Path(dir_okay=False, exists=True), help="apportion.toml to read.")
@@ -45,6 +52,7 @@ def up(
     profile: str | None,
     port: int | None,
     standby: bool,
+    cluster: str,
     faults: bool,
     is_open: bool,
     config_file: str | None,
@@ -82,6 +90,7 @@ def up(
         queues=from_file(named),
         policies=policies_from_file(named),
         standby=standby,
+        cluster=int(cluster),
         faults=faults,
         config_file=named if named is None or named.name != CONFIG_FILE or config_file else None,
     )
@@ -167,7 +176,9 @@ def banner(supervisor: "Supervisor") -> list[str]:
     else:
         what = f"this machine's own GPUs, as node {plan.nodes[0].name}"
     bus = f"nats-server {supervisor.server.version:<9} {supervisor.server.url}   durable (fsync before ack)"
-    if plan.bus_port and not supervisor.server.url.endswith(f":{plan.bus_port}"):
+    if plan.cluster > 1:
+        bus += f"   each message on {plan.cluster} servers"
+    if plan.bus_port and not supervisor.server.url.partition(",")[0].endswith(f":{plan.bus_port}"):
         bus += f"   (port {plan.bus_port} is taken: a free one)"
     services = f"admission placer monitor{' (two of each)' if plan.standby else ''}, {len(plan.nodes)} node agents"
     return [

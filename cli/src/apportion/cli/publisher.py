@@ -43,7 +43,7 @@ def message_of(submission: Submission, pool: str) -> tuple[str, dict[str, str], 
 async def publish(what: Plan, *, url: str, pool: str, key_file: str | None) -> dict[str, Any]:
     """Send everything at its time; returns the counts."""
     options = {"nkeys_seed": key_file, "inbox_prefix": "_INBOX_gateway"} if key_file else {}
-    client = await nats.connect(url, name="demo-publisher", max_reconnect_attempts=-1, **options)
+    client = await nats.connect(url.split(","), name="demo-publisher", max_reconnect_attempts=-1, **options)
     stream = client.jetstream(timeout=5)
     began = time.monotonic()
     counts = {"acknowledged": 0, "bad": 0, "sent_again": 0, "last_seq": 0}

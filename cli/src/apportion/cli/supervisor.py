@@ -2,7 +2,7 @@
 
 ::
 
-    apportion up ─┬─ nats-server            (EmbeddedServer, in this process's care)
+    apportion up ─┬─ nats-server            (EmbeddedServer, in this process's care; with --cluster 3, three of them)
                   ├─ apportion.admission    ┐
                   ├─ apportion.placer       │ one process each, restarted when it dies: after 0.1 s, then 0.2 … 5 s
                   ├─ apportion.monitor      │
@@ -35,6 +35,7 @@ from apportion.cli.places import PoolNote, note_path, start_ticks, write_note
 from apportion.contracts.events import PolicyUpsertRequested, QueueUpsertRequested
 from apportion.contracts.ids import PoolId
 from apportion.runtime.access import Role
+from apportion.runtime.cluster import Cluster, check_single
 from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.keys import KeyRing
 from apportion.runtime.stream import Bus
@@ -103,6 +104,8 @@ class PoolPlan(Struct, frozen=True, kw_only=True):
     """What all services log from; None: what each is told by its environment and file."""
     is_open: bool = False
     """Let everybody on this machine in, without keys."""
+    cluster: int = 1
+    """On how many nats-servers each message is kept: 1, or 3 of which one may be lost."""
     standby: bool = False
     """Two processes of each author, one of which follows and takes over."""
     faults: bool = False
@@ -237,8 +240,8 @@ class Supervisor:
         self.plan = plan
         self.data_dir = plan.data_dir.absolute()
         self.keys = KeyRing(self.data_dir, PoolId(plan.pool))
-        self.server = EmbeddedServer(
-            self.data_dir, port=plan.bus_port, access=None if plan.is_open else self.keys.access_path
+        self.server: EmbeddedServer | Cluster = a_bus(
+            self.data_dir, plan, access=None if plan.is_open else self.keys.access_path
         )
         self.services: dict[str, Service] = {}
         self.ready_s = 0.0
@@ -262,6 +265,8 @@ class Supervisor:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.plan.is_open:
             self.keys.ensure(principals(self.plan))
+        if self.plan.cluster == 1:
+            check_single(self.data_dir)
         await self.server.start()
         self._owns_directory = True
         self._watch = asyncio.create_task(self.server.supervise(), name="bus-supervisor")
@@ -269,7 +274,7 @@ class Supervisor:
         await asyncio.to_thread(self._end_old_services)
         bus = await self._connect()
         try:
-            await bus.provision()
+            await bus.provision(replicas=self.server.replicas)
             self.services = {service.name: service for service in self._services()}
             await self._start_services()
             await self.wait_ready()
@@ -429,8 +434,7 @@ class Supervisor:
 
         pid = os.getpid()
         pids = {name: service.pid for name, service in self.services.items() if service.pid is not None}
-        if self.server.pid is not None:
-            pids["nats-server"] = self.server.pid
+        pids |= self.server.pids
         write_note(
             PoolNote(
                 pool=self.plan.pool,
@@ -447,6 +451,13 @@ class Supervisor:
                 key_file=str(self.key_of(str(Role.OPERATOR)) or ""),
             )
         )
+
+
+def a_bus(data_dir: Path, plan: PoolPlan, *, access: Path | None) -> EmbeddedServer | Cluster:
+    """The pool's bus: one server, or several that are one."""
+    if plan.cluster == 1:
+        return EmbeddedServer(data_dir, port=plan.bus_port, access=access)
+    return Cluster(data_dir, size=plan.cluster, port=plan.bus_port, access=access)
 
 
 def principals(plan: PoolPlan) -> list[tuple[Role, str]]:

@@ -143,7 +143,8 @@ class Client:
         try:
             async with asyncio.timeout(timeout_s):
                 await connection.connect(
-                    url,
+                    # The library takes several addresses as a list alone.
+                    url.split(","),
                     name=name,
                     error_cb=noticed,
                     max_reconnect_attempts=-1,

@@ -41,6 +41,11 @@ _POLL_S: Final = 0.01
 _STORE_WAIT_S = 5.0
 _SETTLED_S: Final = 30.0
 """A server that lived this long had started well: its next death is restarted at once again."""
+_HEALTH_S: Final = 1.0
+_STUCK_TIMES: Final = 3
+"""A stream that said so often, one after the other, that it can't write won't write again in this process."""
+_ROOM_BYTES: Final = 4 * 1024 * 1024
+"""Below this there is no use in starting a server again."""
 
 log = structlog.get_logger(__name__)
 
@@ -117,6 +122,30 @@ class DataDirInUse(BusServerError):
         self.holder = holder
 
 
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's place among several (``cluster``). Whoever joins them has to know the secret."""
+
+    cluster: str
+    port: int
+    """Where this one listens for the others."""
+    ports: tuple[int, ...]
+    """Where all of them do, itself among them: how many they are is how many make a majority."""
+    secret: str
+
+    def config(self) -> str:
+        """The server's ``cluster`` block."""
+        routes = ", ".join(f'"nats-route://{self.cluster}:{self.secret}@{_LOOPBACK}:{port}"' for port in self.ports)
+        return f"""\
+cluster {{
+  name: {json.dumps(self.cluster)}
+  listen: "{_LOOPBACK}:{self.port}"
+  no_advertise: true
+  authorization {{ user: {json.dumps(self.cluster)}, password: {json.dumps(self.secret)}, timeout: 3 }}
+  routes: [{routes}]
+}}
+"""
+
+
 class _RunFile(msgspec.Struct, frozen=True, kw_only=True):
     """``run/bus.json``: which process is the bus, and where it listens."""
 
@@ -140,7 +169,10 @@ class EmbeddedServer:
     ``start`` returns once it is ready and known to be durable; ``supervise`` restarts it on the same ports whenever it
     dies, until ``stop``. As an async context manager it does all three. Port 0 takes any free port; a wanted port that
     is taken is replaced by a free one, with a warning. A server that a dead supervisor left behind is adopted.
+    A server whose stream can't write any more, as after a full disk, is restarted once there is room: it says so at
+    ``/healthz`` alone, and stays like that until then.
     ``access`` is a file that says who is let in (``keys``); without one, everybody on this machine is.
+    ``membership`` makes it one of several (``cluster``).
     """
 
     def __init__(
@@ -154,6 +186,7 @@ class EmbeddedServer:
         start_timeout_s: float = 30.0,
         environ: dict[str, str] | None = None,
         access: Path | None = None,
+        membership: Membership | None = None,
         on_restart: Callable[[int], None] | None = None,
     ) -> None:
         self.data_dir = data_dir.absolute()
@@ -168,6 +201,7 @@ class EmbeddedServer:
         self._start_timeout_s = start_timeout_s
         self._environ = dict(os.environ) if environ is None else environ
         self._access = access
+        self._membership = membership
         self._on_restart = on_restart
         self._bus_dir = self.data_dir / "bus"
         self._config_path = self._bus_dir / "nats-server.conf"
@@ -197,6 +231,20 @@ class EmbeddedServer:
         if self._popen is not None:
             return self._popen.pid
         return self._adopted.pid if self._adopted is not None else None
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process by what it is called; empty while there is none."""
+        return {} if self.pid is None else {"nats-server": self.pid}
+
+    @property
+    def replicas(self) -> int:
+        """On how many servers a stream's messages are kept."""
+        return 1
+
+    async def health(self) -> str:
+        """What the server says is wrong with it, or what went wrong with asking; empty where nothing is."""
+        return await asyncio.to_thread(_health, self._monitor_port)
 
     async def __aenter__(self) -> Self:
         """Start, and supervise in the background."""
@@ -254,7 +302,12 @@ class EmbeddedServer:
             alive_since = loop.time()
             pid = self.pid
             if pid is not None:
-                await _until_exit(pid)
+                watching = asyncio.create_task(self._end_when_stuck(pid), name="bus-health")
+                try:
+                    await _until_exit(pid)
+                finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
             if self._stopping:
                 return
             code = self._popen.wait() if self._popen is not None else None
@@ -278,6 +331,22 @@ class EmbeddedServer:
                         self._on_restart(self.restarts)
                     break
 
+    async def _end_when_stuck(self, pid: int) -> None:
+        """End a server whose stream can't write, once there is room on the disk; its supervision starts it again.
+
+        What else it may say at ``/healthz`` a restart doesn't mend: others of the cluster are away, or it catches up.
+        """
+        times = 0
+        while True:
+            await asyncio.sleep(_HEALTH_S)
+            wrong = await self.health()
+            times = times + 1 if "write error" in wrong else 0
+            if times < _STUCK_TIMES or shutil.disk_usage(self._bus_dir).free < _ROOM_BYTES:
+                continue
+            log.warning("bus_stuck", pid=pid, why=wrong, do="restarting it: there is room on its disk again")
+            await self._end_process(pid, timeout_s=10.0)
+            return
+
     # Starting -------------------------------------------------------------------------------------------------------
 
     async def _start_on_some_port(self) -> None:
@@ -291,8 +360,8 @@ class EmbeddedServer:
                 if tries_left == 0 or "address already in use" not in err.log_tail:
                     raise
                 log.warning("bus_port_taken", port=self._port, monitor_port=self._monitor_port)
-                self._port = _free_port()
-                self._monitor_port = _free_port()
+                self._port = free_port()
+                self._monitor_port = free_port()
         return None
 
     async def _launch(self) -> None:
@@ -381,7 +450,8 @@ class EmbeddedServer:
             for key, value in {"name": self.name, "store": self._bus_dir, "log": self._log_path}.items()
         }
         # The server looks for an included file beside its own, and takes no absolute name.
-        access = "" if self._access is None else f'include "{self._access.relative_to(self._bus_dir)}"\n'
+        access = "" if self._access is None else f'include "{os.path.relpath(self._access, self._bus_dir)}"\n'
+        cluster = "" if self._membership is None else self._membership.config()
         return f"""\
 # Written at each start of the embedded bus; edits are lost.
 server_name: {quoted["name"]}
@@ -403,7 +473,7 @@ jetstream {{
   max_mem_store: 268435456
   strict: true
 }}
-{access}"""
+{cluster}{access}"""
 
     def _log_tail(self, lines: int = 12) -> str:
         """What the server said last, for people."""
@@ -557,6 +627,23 @@ def _get_json(port: int, path: str, timeout_s: float = 2.0) -> dict[str, Any]:
         connection.close()
 
 
+def monitor_says(monitor_url: str, path: str) -> dict[str, Any]:
+    """What a server says of itself. Raises OSError, ValueError, HTTPException."""
+    return _get_json(int(monitor_url.rpartition(":")[2]), path)
+
+
+def _health(port: int) -> str:
+    connection = http.client.HTTPConnection(_LOOPBACK, port, timeout=2.0)
+    try:
+        connection.request("GET", "/healthz")
+        said = msgspec.json.decode(connection.getresponse().read(), type=dict[str, Any])
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError) as err:
+        return f"no answer ({err})"
+    finally:
+        connection.close()
+    return "" if said.get("status") == "ok" else str(said.get("error") or said.get("status"))
+
+
 async def _until_exit(pid: int) -> None:
     """Returns when the process has ended; it need not be our child."""
     try:
@@ -584,7 +671,8 @@ def _backoff_s(failures: int) -> float:
     return 0.0 if failures <= 1 else min(5.0, 0.1 * 2.0 ** min(failures - 2, 10))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody has just now."""
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         return int(probe.getsockname()[1])
@@ -593,14 +681,14 @@ def _free_port() -> int:
 def _port_or_free(wanted: int, what: str) -> int:
     """The wanted port where it is free; else a free one, and a warning."""
     if wanted == 0:
-        return _free_port()
+        return free_port()
     with socket.socket() as probe:
         # As the server itself binds: a port in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((_LOOPBACK, wanted))
         except OSError:
-            free = _free_port()
+            free = free_port()
             log.warning("bus_port_taken", which=what, wanted=wanted, instead=free)
             return free
     return wanted

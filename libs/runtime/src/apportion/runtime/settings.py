@@ -111,6 +111,8 @@ class Common(Struct, frozen=True, kw_only=True):
     """Whom to trust that the bus is the bus (PEM): the way there is TLS then, from the first byte."""
     bus_plain: bool = False
     """Take plain TCP to a bus that isn't on this machine: for a network that you trust."""
+    bus_replicas: Annotated[int, Meta(ge=1, le=5)] = 1
+    """On how many servers of the bus each message is kept, where this service is the one that makes the streams."""
     data_dir: Path = msgspec.field(default_factory=default_data_dir)
     """Where it keeps its files."""
     log_level: LogLevel = LogLevel.INFO

@@ -21,23 +21,29 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext, api
-from nats.js.errors import NotFoundError
+from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from apportion.contracts import subjects
 from apportion.contracts.codec import Message
 from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import Author, PoolId
 from apportion.runtime import transport
+from apportion.runtime.access import matches
 
 BATCH_EVENTS_MAX: Final = 1000
 """The server's limit on one atomic batch."""
 REQUEST_TIMEOUT_S: Final = 2.0
 """Short on purpose: a request sent around a reconnect waits its whole timeout, so we ask again instead."""
+RIDE_OUT_S: Final = 15.0
+"""How long a bus may take to answer before a wish is given up: a cluster without a leader is back within this
+(docs/reliability.md), and the same id is stored once."""
+_TRIES_QUICK: Final = 5
 HEARTBEAT_S: Final = 1.0
 SILENCE_S_MAX: Final = 2.5
 
 _WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
 _CONTAINS_DUPLICATE: Final = 10201
+_STREAM_FULL: Final = 10077
 
 _EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
 _EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -473,7 +479,8 @@ class Bus:
 
         async def attempt() -> None:
             await client.connect(
-                url,
+                # The library takes several addresses as a list alone.
+                url.split(","),
                 name=name,
                 error_cb=noticed,
                 reconnected_cb=back,
@@ -539,9 +546,9 @@ class Bus:
             (subjects.dead_letters_stream(self.pool), [subjects.all_dead_letters(self.pool)], copies),
         )
         for name, patterns, settings in wanted:
-            async for attempt in stamina.retry_context(
-                on=(nats.errors.TimeoutError, nats.errors.NoRespondersError), attempts=10, timeout=30
-            ):
+            # A cluster has no leader for a while after its start, and answers nothing or that it can't.
+            absent = (nats.errors.TimeoutError, nats.errors.NoRespondersError, ServiceUnavailableError)
+            async for attempt in stamina.retry_context(on=absent, attempts=10, timeout=30):
                 with attempt:
                     try:
                         await self.jetstream.stream_info(name)
@@ -623,7 +630,10 @@ class Bus:
                 if error is None:
                     return Lease(author=author, subject=subject, claim=int(answer["seq"]))
                 code = int(error.get("err_code", 0))
-                if code not in _WRONG_LAST_SEQUENCE:
+                if _has_no_leader(error):
+                    answer = None
+                    await asyncio.sleep(0.2)
+                elif code not in _WRONG_LAST_SEQUENCE:
                     raise PublishRefused(subject=message.subject, code=code, detail=str(error.get("description")))
             # Unknown, or refused: an earlier try of ours may be what was stored.
             newest = await self.newest_claim(author)
@@ -730,17 +740,32 @@ class Bus:
 
     async def store(self, message: Message) -> Stored:
         """What ``publish_wish`` does, with the server's word whether it had the message before."""
-        for _ in range(5):
+        loop = asyncio.get_running_loop()
+        began, tries = loop.time(), 0
+        while True:
             answer = await self._ask(message.subject, message.body, message.headers)
-            if answer is None:
-                await asyncio.sleep(0.2)
-                continue
-            if (error := answer.get("error")) is not None:
+            tries += 1
+            error = None if answer is None else answer.get("error")
+            if answer is not None and error is None:
+                return Stored(seq=int(answer["seq"]), is_repeat=bool(answer.get("duplicate")))
+            if error is not None and not _has_no_leader(error):
                 raise PublishRefused(
                     subject=message.subject, code=int(error.get("err_code", 0)), detail=str(error.get("description"))
                 )
-            return Stored(seq=int(answer["seq"]), is_repeat=bool(answer.get("duplicate")))
-        raise BusUnreachable(url=self.url, waited_s=5 * REQUEST_TIMEOUT_S, detail="no acknowledgement")
+            waited_s = loop.time() - began
+            if waited_s > RIDE_OUT_S or (tries == _TRIES_QUICK and await self._is_taken_by_nobody(message.subject)):
+                raise BusUnreachable(url=self.url, waited_s=round(waited_s, 1), detail="no acknowledgement")
+            await asyncio.sleep(0.2)
+
+    async def _is_taken_by_nobody(self, subject: str) -> bool:
+        """True where there is no such pool, or its wishes' stream doesn't take the subject: waiting mends neither."""
+        try:
+            info = await self.jetstream.stream_info(self.stream_name(Stream.WISHES))
+        except NotFoundError:
+            return True
+        except (TimeoutError, nats.errors.Error, OSError):
+            return False
+        return not any(matches(pattern, subject) for pattern in info.config.subjects or ())
 
     async def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
         """Answer requests on ``subject`` for as long as the connection lives; a failure is answered, and counted."""
@@ -765,6 +790,11 @@ class Bus:
             started(message)
 
         await self.client.subscribe(subject, cb=on_message)
+
+
+def _has_no_leader(error: dict[str, Any]) -> bool:
+    """True where nobody can store it just now, and somebody will. A stream that is full says 503, too: not for ever."""
+    return int(error.get("code", 0)) == 503 and int(error.get("err_code", 0)) != _STREAM_FULL
 
 
 __all__ = [

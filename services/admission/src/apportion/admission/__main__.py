@@ -93,7 +93,7 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
             **settings.link(),
         )
         stack.push_async_callback(bus.close)
-        await bus.provision()
+        await bus.provision(replicas=settings.bus_replicas)
         clock = SystemClock()
         shell = _Shell(bus, clock, is_busy=lambda: reactor.lag > 0 or bool(reactor.state.inbox))
         reactor = Reactor(

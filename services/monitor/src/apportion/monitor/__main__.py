@@ -91,7 +91,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             on_error=lambda err: log.warning("bus_error", error=str(err)),
             **settings.link(),
         )
-        await bus.provision()
+        await bus.provision(replicas=settings.bus_replicas)
         checkpoints = Checkpoints(
             event_log,
             signer_at(key_path(settings.data_dir)),

@@ -198,7 +198,7 @@ class Agent:
             author = agent_author(self._node)
             bus = await Bus.connect(settings.bus_url, pool=self._pool, name=f"apportion-{author}", **settings.link())
             stack.push_async_callback(bus.close)
-            await bus.provision()
+            await bus.provision(replicas=settings.bus_replicas)
             reactor = Reactor(
                 core=core.AgentCore(self._node),
                 author=author,

@@ -117,7 +117,7 @@ async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
             **settings.link(),
         )
         stack.push_async_callback(bus.close)
-        await bus.provision()
+        await bus.provision(replicas=settings.bus_replicas)
         reactor = Reactor(
             core=core,
             author=PLACER,

@@ -1,0 +1,1 @@
+"""What a bus of three servers survives: real servers, real faults, and how long nobody could write."""
