@@ -18,6 +18,8 @@ MPS_CLIENTS_MAX: Final = 48
 RUNS_PER_CORE: Final = 3
 """Where the pool sets no cap: so many runs a device for each core of its node."""
 PCT: Final = 100
+LIKES_MAX: Final = 4_096
+"""States of nodes of one kind that are told apart by objects of their own, before all of them are forgotten."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -152,10 +154,19 @@ class DeviceKind:
         """The most that one share may have."""
 
 
+class Like:
+    """Stands for nodes that are alike in all but names: of one kind, in one state, with equal room on each device.
+
+    It is its own key: what is known of one of them is found by it, and holds for all.
+    """
+
+    __slots__ = ()
+
+
 class Kind:
     """What a node is, whatever runs on it; the same object for all nodes that are alike."""
 
-    __slots__ = ("cpu_milli", "cuda", "devices", "driver", "group", "has_links", "labels", "memory_mib")
+    __slots__ = ("_likes", "cpu_milli", "cuda", "devices", "driver", "group", "has_links", "labels", "memory_mib")
 
     def __init__(self, node: NodeView, devices: tuple[DeviceKind, ...]) -> None:
         self.cpu_milli = node.cpu_milli
@@ -168,6 +179,19 @@ class Kind:
         self.group = "+".join(sorted({device.model for device in devices}))
         """Its device models: what nodes are told apart by where some models are scarce."""
         self.has_links = any(device.link_group for device in devices)
+        self._likes: dict[tuple[object, ...], Like] = {}
+
+    def like(self, free: tuple[object, ...]) -> Like:
+        """The one object for all nodes of this kind of which ``free`` is true.
+
+        Forgetting them costs time and nothing else, as two objects may stand for what is alike.
+        """
+        found = self._likes.get(free)
+        if found is None:
+            if len(self._likes) >= LIKES_MAX:
+                self._likes.clear()
+            found = self._likes[free] = Like()
+        return found
 
     @classmethod
     def of(cls, node: NodeView, devices: list[Device], known: dict[object, "Kind"], limits: Limits) -> "Kind":

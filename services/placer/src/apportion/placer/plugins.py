@@ -30,7 +30,9 @@ def load() -> list[str]:
         except (ImportError, AttributeError) as err:
             raise PluginInvalid(where, f"it can't be imported ({err})") from err
         missing = [
-            name for name in ("name", "version", "digest", "weighs", "choose", "parts") if not hasattr(policy, name)
+            name
+            for name in ("name", "version", "digest", "weighs", "is_blind", "choose", "parts")
+            if not hasattr(policy, name)
         ]
         if missing:
             raise PluginInvalid(where, f"it has no {', '.join(missing)}")

@@ -8,34 +8,42 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace, merge
+from typing import Final
 
 from apportion.contracts.ids import NodeId
-from apportion.placer.constraints import Kind
-from apportion.placer.rooms import Choose, Demand, Fit, NodeRoom, Out, look, places_on
+from apportion.placer.constraints import Kind, Like
+from apportion.placer.rooms import Choose, Demand, Fit, NodeRoom, Out, device_fits, look_with, places_on
 
 Ranked = tuple[int, NodeId]
 """Negated score and node of a fit: lower is better, and equal scores go by the lower node id."""
+DeviceFits = dict[Like, list[int] | Out]
+KNOWN_MIN: Final = 1_024
+"""States of nodes of which a ranking remembers what it found, beside two for each node."""
 
 
 @dataclass(slots=True)
 class Ranking:
-    """Changed only by ``follow``."""
+    """Changed only by ``follow`` and ``revisit``."""
 
     groups: dict[str, list[Ranked]] = field(default_factory=dict)
     """The fits, by the device models of their nodes."""
     looks: dict[NodeId, Fit | Out] = field(default_factory=dict)
     counts: dict[Out, int] = field(default_factory=dict)
     places: dict[Kind, tuple[int, ...] | Out] = field(default_factory=dict)
-    """Which devices of each kind of node are eligible at all; the same dict in every copy, as it never turns false."""
-    weighed: dict[NodeId, tuple[NodeRoom, int, Fit]] = field(default_factory=dict)
-    """What a second look said of a room, under which mix; the same dict in every copy, as each entry names its room."""
+    """Which devices of each kind of node are eligible at all."""
+    known: dict[Like, Fit | Out] | None = None
+    """What was found of nodes that are alike; None where every node is looked at for itself."""
+    fits: DeviceFits = field(default_factory=dict)
+    """Which devices of them would do: the same dict for demands that ask alike of devices."""
+    weighed: dict[Like, tuple[int, Fit]] = field(default_factory=dict)
+    """What a second look said of them, and under which mix."""
     seen: int = 0
-    """The last change that was looked at."""
-
-    def copy(self) -> "Ranking":
-        """One that can follow other changes from here on."""
-        groups = {group: ranked.copy() for group, ranked in self.groups.items()}
-        return Ranking(groups, self.looks.copy(), self.counts.copy(), self.places, self.weighed)
+    """The last change of the folded rooms that was looked at."""
+    ahead: set[NodeId] = field(default_factory=set)
+    """Nodes that were last looked at as a round has them, and not as they were folded."""
+    round: object = None
+    """Which round that is; and the last of its changes that was looked at."""
+    round_seen: int = 0
 
     @property
     def has_fits(self) -> bool:
@@ -92,17 +100,95 @@ def follow(
 ) -> None:
     """Look again at the rooms that changed; ``changed`` holds the count at each one's last change, in that order."""
     seen = ranking.seen
+    news = []
     for node_id, change in reversed(changed.items()):
         if change <= seen:
             break
         ranking.seen = max(ranking.seen, change)
-        room = rooms[node_id]
-        places = ranking.places.get(room.kind)
-        if places is None:
-            places = ranking.places[room.kind] = places_on(demand, room.kind)
-        found = places if isinstance(places, Out) else look(demand, room, places, choose)
-        if ranking.looks.get(node_id) != found:
+        news.append(rooms[node_id])
+    if news:
+        _look_at(ranking, demand, news, choose)
+
+
+def follow_round(  # noqa: PLR0917 - a round as it stands
+    ranking: Ranking,
+    demand: Demand,
+    folded: Mapping[NodeId, NodeRoom],
+    rooms: Mapping[NodeId, NodeRoom],
+    changed: dict[NodeId, int],
+    round_: object,
+    choose: Choose,
+) -> None:
+    """Look at nodes as this round has them: the rest of ``folded`` was followed, and ``rooms`` are what it changed.
+
+    What a round leaves behind is looked at again by the next, or is what was folded since.
+    """
+    news = []
+    if ranking.round is not round_:
+        news = [folded[node_id] for node_id in ranking.ahead if node_id not in rooms]
+        ranking.ahead.clear()
+        ranking.round, ranking.round_seen = round_, 0
+    seen = ranking.round_seen
+    for node_id, change in reversed(changed.items()):
+        if change <= seen:
+            break
+        ranking.round_seen = max(ranking.round_seen, change)
+        ranking.ahead.add(node_id)
+        news.append(rooms[node_id])
+    if news:
+        _look_at(ranking, demand, news, choose)
+
+
+def _look_at(ranking: Ranking, demand: Demand, rooms: Sequence[NodeRoom], choose: Choose) -> None:
+    """Look at these rooms, each of them another node's."""
+    looks, known = ranking.looks, ranking.known
+    counts = ranking.counts
+    is_first = not looks
+    if known is not None and len(known) > KNOWN_MIN + 2 * len(looks):
+        known.clear()
+    avoid = demand.avoid
+    for room in rooms:
+        node_id = room.node_id
+        found = None if known is None or node_id in avoid else known.get(room.like)
+        if found is None:
+            found = _look(ranking, demand, room, choose)
+            if known is not None and node_id not in avoid:
+                known[room.like] = found
+        before = looks.get(node_id)
+        if found is before:
+            continue
+        if is_first:
+            if isinstance(found, Fit):
+                ranking.groups.setdefault(room.kind.group, []).append((-found.score, node_id))
+            else:
+                counts[found] = counts.get(found, 0) + 1
+            looks[node_id] = found
+        elif before != found:
             _put(ranking, room, found)
+    if is_first:
+        for ranked in ranking.groups.values():
+            ranked.sort()
+
+
+def _look(ranking: Ranking, demand: Demand, room: NodeRoom, choose: Choose) -> Fit | Out:
+    places = ranking.places.get(room.kind)
+    if places is None:
+        places = ranking.places[room.kind] = places_on(demand, room.kind)
+    return (
+        places if isinstance(places, Out) else look_with(demand, room, fits_on(ranking, demand, room, places), choose)
+    )
+
+
+def fits_on(ranking: Ranking, demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> list[int] | Out:
+    """As ``device_fits``, looked up where it is known."""
+    if ranking.known is None:
+        return device_fits(demand, room, places)
+    fits = ranking.fits.get(room.devices_like)
+    if fits is None:
+        if len(ranking.fits) > KNOWN_MIN + 2 * len(ranking.looks):
+            ranking.fits.clear()
+        fits = ranking.fits[room.devices_like] = device_fits(demand, room, places)
+    return fits
 
 
 def _put(ranking: Ranking, room: NodeRoom, found: Fit | Out) -> None:

@@ -4,7 +4,7 @@ A room is a picture of a node that nobody changes: taking slices makes a new one
 things out on top of the folded state without touching it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum, unique
 from typing import Final
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from apportion.contracts.causes import DeviceHealth, Mode
 from apportion.contracts.events import JobSpec, MigPlacement, MigProfile, Slice
 from apportion.contracts.ids import DeviceUuid, NodeId, TenantId, job_of_run, tenant_of_job
-from apportion.placer.constraints import DeviceKind, Kind, Limits, Where, where_of
+from apportion.placer.constraints import DeviceKind, Kind, Like, Limits, Where, where_of
 from apportion.placer.geometry import Board, Instances, instances_on
 from apportion.pool.state import DeviceView, NodeState, NodeView
 
@@ -187,6 +187,8 @@ class DeviceRoom(Struct, frozen=True):
     free_pcie_mbps: int = 0
     instances: Instances = ()
     """What is on it already, where it is cut into MIG instances."""
+    like: tuple[object, ...] = ()
+    """What sets it apart from other devices of its kind, apart from its name."""
 
     @property
     def free_share_mib(self) -> int:
@@ -211,6 +213,10 @@ class NodeRoom(Struct, frozen=True):
     """The same for nodes that are alike when empty."""
     free_share: int
     """What is free of its healthy devices, in thousandths of both dimensions together."""
+    like: Like
+    """The same object for nodes that are alike in all but the names of node and devices."""
+    devices_like: Like
+    """The same object for nodes whose devices are."""
 
 
 class Fit(Struct, frozen=True):
@@ -238,22 +244,38 @@ def room_of_device(view: DeviceView, kind: DeviceKind) -> DeviceRoom:
         tenant = owner if tenant in {"", owner} else SEVERAL
         encoders -= piece.encoders
         pcie_mbps -= piece.pcie_mbps
-    return DeviceRoom(
+    return _device(
         device.uuid,
-        device.model,
-        device.compute_milli,
-        device.memory_mib,
-        view.free_compute_milli,
-        view.free_memory_mib,
-        kind.modes,
-        device.health is DeviceHealth.HEALTHY,
-        len(view.runs),
-        mode,
-        tenant,
         kind,
-        encoders,
-        pcie_mbps,
+        (device.compute_milli, device.memory_mib, view.free_compute_milli, view.free_memory_mib),
+        (len(view.runs), mode, tenant),
+        (encoders, pcie_mbps),
         () if device.mig is None else instances_on(device.mig, (piece.mig for piece in view.runs.values())),
+        is_healthy=device.health is DeviceHealth.HEALTHY,
+    )
+
+
+def _device(  # noqa: PLR0917 - called often: what is free, and whose runs are on it
+    uuid: DeviceUuid,
+    kind: DeviceKind,
+    amounts: tuple[int, int, int, int],
+    runs: tuple[int, Mode | None, TenantId],
+    links: tuple[int, int],
+    instances: Instances,
+    *,
+    is_healthy: bool,
+) -> DeviceRoom:
+    return DeviceRoom(
+        uuid,
+        kind.model,
+        *amounts,
+        kind.modes,
+        is_healthy,
+        *runs,
+        kind,
+        *links,
+        instances,
+        (*amounts, is_healthy, *runs, *links, instances),
     )
 
 
@@ -282,19 +304,28 @@ def room_after(room: NodeRoom, node: NodeView, slices: tuple[Slice, ...]) -> Nod
 
 
 def _room(node: NodeView, devices: tuple[DeviceRoom, ...], kind: Kind) -> NodeRoom:
+    cpu_milli, memory_mib = node.cpu_milli - node.used_cpu_milli, node.memory_mib - node.used_memory_mib
     return NodeRoom(
         node.node_id,
         node.epoch,
         node.state,
         node.cpu_milli,
         node.memory_mib,
-        node.cpu_milli - node.used_cpu_milli,
-        node.memory_mib - node.used_memory_mib,
+        cpu_milli,
+        memory_mib,
         devices,
         sum(1 for device in devices if device.is_healthy and not device.runs),
         kind,
         sum(map(free_share, devices)),
+        *_likes(kind, node.state, cpu_milli, memory_mib, devices),
     )
+
+
+def _likes(
+    kind: Kind, state: NodeState, free_cpu_milli: int, free_memory_mib: int, devices: Sequence[DeviceRoom]
+) -> tuple[Like, Like]:
+    devices_like = kind.like(tuple([device.like for device in devices]))
+    return kind.like((state, free_cpu_milli, free_memory_mib, devices_like)), devices_like
 
 
 def offered_mode(demand: Demand, modes: tuple[Mode, ...]) -> Mode | None:
@@ -358,41 +389,52 @@ def places_on(demand: Demand, kind: Kind) -> tuple[int, ...] | Out:
 
 def look(demand: Demand, room: NodeRoom, places: tuple[int, ...], choose: Choose) -> Fit | Out:
     """How the node hosts one replica on devices among ``places`` (see places_on), or why it does not now."""
+    return look_with(demand, room, device_fits(demand, room, places), choose)
+
+
+def look_with(demand: Demand, room: NodeRoom, fits: list[int] | Out, choose: Choose) -> Fit | Out:
+    """As ``look``, where it is known which of its devices would do (see device_fits)."""
     if room.state is not NodeState.READY:
         return _OUT_BY_STATE[room.state]
-    if room.node_id in demand.avoid:
+    if demand.avoid and room.node_id in demand.avoid:
         return Out.NODE_AVOIDED
-    if not demand.devices:
-        fits: list[int] = []
-    elif demand.is_whole:
-        if room.empty_devices < demand.devices:
-            return _whole_out(demand, room, places)
-        compute, memory = demand.compute_milli, demand.memory_mib
-        fits = []
-        for place in places:
-            device = room.devices[place]
-            # A device that came back smaller may be without runs and yet short of room for a moment.
-            if (
-                not device.runs
-                and device.is_healthy
-                and device.free_compute_milli >= compute
-                and device.free_memory_mib >= memory
-                and not device.instances
-            ):
-                fits.append(place)
-        if len(fits) < demand.devices:
-            return _whole_out(demand, room, places)
-    else:
-        found = _shares(demand, room, places)
-        if isinstance(found, Out):
-            return found
-        fits = found
+    if not isinstance(fits, list):
+        return fits
     if demand.cpu_milli > room.free_cpu_milli or demand.host_memory_mib > room.free_memory_mib:
         return Out.INSUFFICIENT_HOST
     if demand.devices > 1 and (demand.where is not None or room.kind.has_links):
         return _look_together(demand, room, fits, choose)
     fit = choose(demand, room, fits)
     return fit if demand.where is None and not demand.is_ranked else _with_preferences(demand, room, fit)
+
+
+def device_fits(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> list[int] | Out:
+    """Which devices among ``places`` would do, whatever else is asked of the node; or why too few of them do."""
+    if not demand.devices:
+        return []
+    if not demand.is_whole:
+        return _shares(demand, room, places)
+    if room.empty_devices < demand.devices:
+        return _whole_out(demand, room, places)
+    compute, memory = demand.compute_milli, demand.memory_mib
+    fits = []
+    for place in places:
+        device = room.devices[place]
+        # A device that came back smaller may be without runs and yet short of room for a moment.
+        if (
+            not device.runs
+            and device.is_healthy
+            and device.free_compute_milli >= compute
+            and device.free_memory_mib >= memory
+            and not device.instances
+        ):
+            fits.append(place)
+    return fits if len(fits) >= demand.devices else _whole_out(demand, room, places)
+
+
+def devices_asked(demand: Demand) -> Demand:
+    """What of the demand ``device_fits`` depends on: the same for many that differ in what they ask of the host."""
+    return replace(demand, cpu_milli=0, host_memory_mib=0, replicas=1, avoid=(), policy="", is_distinct=False)
 
 
 def preferences(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> dict[str, int]:
@@ -636,49 +678,63 @@ def with_run(demand: Demand, room: NodeRoom, picks: tuple[int, ...], tenant: Ten
     for place, piece in zip(picks, slices_on(demand, room, picks), strict=True):
         device = devices[place]
         emptied += not device.runs
-        devices[place] = DeviceRoom(
+        devices[place] = _device(
             device.uuid,
-            device.model,
-            device.compute_milli,
-            device.memory_mib,
-            device.free_compute_milli - piece.compute_milli,
-            device.free_memory_mib - piece.memory_mib,
-            device.modes,
-            device.is_healthy,
-            device.runs + 1,
-            piece.mode,
-            tenant if device.tenant in {"", tenant} else SEVERAL,
             device.kind,
-            device.free_encoders - piece.encoders,
-            device.free_pcie_mbps - piece.pcie_mbps,
+            (
+                device.compute_milli,
+                device.memory_mib,
+                device.free_compute_milli - piece.compute_milli,
+                device.free_memory_mib - piece.memory_mib,
+            ),
+            (device.runs + 1, piece.mode, tenant if device.tenant in {"", tenant} else SEVERAL),
+            (device.free_encoders - piece.encoders, device.free_pcie_mbps - piece.pcie_mbps),
             device.instances if piece.mig is None else _with_instance(device.instances, piece.mig),
+            is_healthy=device.is_healthy,
         )
         share += free_share(devices[place]) - free_share(device)
+    cpu_milli, memory_mib = room.free_cpu_milli - demand.cpu_milli, room.free_memory_mib - demand.host_memory_mib
     return NodeRoom(
         room.node_id,
         room.epoch,
         room.state,
         room.cpu_milli,
         room.memory_mib,
-        room.free_cpu_milli - demand.cpu_milli,
-        room.free_memory_mib - demand.host_memory_mib,
+        cpu_milli,
+        memory_mib,
         tuple(devices),
         room.empty_devices - emptied,
         room.kind,
         share,
+        *_likes(room.kind, room.state, cpu_milli, memory_mib, devices),
     )
 
 
 def hidden(room: NodeRoom, picks: tuple[int, ...], *, is_back: bool = False) -> NodeRoom:
     """The node as one whose devices there are out of use; with ``is_back`` in use again."""
     devices = tuple(
-        replace(device, is_healthy=is_back) if place in picks else device for place, device in enumerate(room.devices)
+        _hidden(device, is_back=is_back) if place in picks else device for place, device in enumerate(room.devices)
     )
+    like, devices_like = _likes(room.kind, room.state, room.free_cpu_milli, room.free_memory_mib, devices)
     return replace(
         room,
         devices=devices,
         empty_devices=sum(1 for device in devices if device.is_healthy and not device.runs),
         free_share=sum(map(free_share, devices)),
+        like=like,
+        devices_like=devices_like,
+    )
+
+
+def _hidden(device: DeviceRoom, *, is_back: bool) -> DeviceRoom:
+    return _device(
+        device.uuid,
+        device.kind,
+        (device.compute_milli, device.memory_mib, device.free_compute_milli, device.free_memory_mib),
+        (device.runs, device.mode, device.tenant),
+        (device.free_encoders, device.free_pcie_mbps),
+        device.instances,
+        is_healthy=is_back,
     )
 
 
@@ -697,36 +753,35 @@ def without_run(room: NodeRoom, slices: tuple[Slice, ...], cpu_milli: int, host_
             placed = (piece.mig.profile, piece.mig.start, piece.mig.size)
             instances = tuple(each for each in instances if each != placed)
         devices.append(
-            DeviceRoom(
+            _device(
                 device.uuid,
-                device.model,
-                device.compute_milli,
-                device.memory_mib,
-                device.free_compute_milli + piece.compute_milli,
-                device.free_memory_mib + piece.memory_mib,
-                device.modes,
-                device.is_healthy,
-                runs,
-                device.mode if runs else None,
-                device.tenant if runs else TenantId(""),
                 device.kind,
-                device.free_encoders + piece.encoders,
-                device.free_pcie_mbps + piece.pcie_mbps,
+                (
+                    device.compute_milli,
+                    device.memory_mib,
+                    device.free_compute_milli + piece.compute_milli,
+                    device.free_memory_mib + piece.memory_mib,
+                ),
+                (runs, device.mode if runs else None, device.tenant if runs else TenantId("")),
+                (device.free_encoders + piece.encoders, device.free_pcie_mbps + piece.pcie_mbps),
                 instances,
+                is_healthy=device.is_healthy,
             )
         )
+    free_cpu_milli, free_memory_mib = room.free_cpu_milli + cpu_milli, room.free_memory_mib + host_memory_mib
     return NodeRoom(
         room.node_id,
         room.epoch,
         room.state,
         room.cpu_milli,
         room.memory_mib,
-        room.free_cpu_milli + cpu_milli,
-        room.free_memory_mib + host_memory_mib,
+        free_cpu_milli,
+        free_memory_mib,
         tuple(devices),
         sum(1 for device in devices if device.is_healthy and not device.runs),
         room.kind,
         sum(map(free_share, devices)),
+        *_likes(room.kind, room.state, free_cpu_milli, free_memory_mib, devices),
     )
 
 

@@ -18,7 +18,7 @@ from apportion.placer.evictions import ATTEMPTS_MAX, Evictions
 from apportion.placer.orders import CLASS_RANK, OrderKey, S
 from apportion.placer.policies import policy_id
 from apportion.placer.preempt import Planner
-from apportion.placer.ranking import Ranking, follow
+from apportion.placer.ranking import DeviceFits, Ranking, follow, follow_round
 from apportion.placer.reservations import NEVER as NO_END
 from apportion.placer.reservations import RELEASE_S, START_S, Reservation, free_at, reserve
 from apportion.placer.rooms import (
@@ -27,6 +27,7 @@ from apportion.placer.rooms import (
     Fit,
     NodeRoom,
     Out,
+    devices_asked,
     hidden,
     slices_on,
     with_run,
@@ -118,7 +119,7 @@ class Round:
         self._selection = Selection(state, self._rooms, is_memo_used=is_memo_used)
         self._changed: dict[NodeId, int] = {}
         self._changes = 0
-        self._bases: dict[Demand, Ranking] = {}
+        self._token = object()
         self._rankings: dict[Demand, Ranking] = {}
         self.books = Books(state.pool.queues)
         self._past: dict[str, Amounts] = {}
@@ -154,11 +155,16 @@ class Round:
         """All nodes as this demand sees them now. Not to be changed, and good until the next placement."""
         found = self._rankings.get(demand)
         if found is None:
-            base = self._base(demand)
-            if not self._changed:
-                return base
-            found = self._rankings[demand] = base.copy()
-        follow(found, demand, self._rooms, self._changed, self._selection.policy(demand).choose)
+            found = self._rankings[demand] = self._folded(demand)
+        follow_round(
+            found,
+            demand,
+            self.state.rooms,
+            self._rooms,
+            self._changed,
+            self._token,
+            self._selection.policy(demand).choose,
+        )
         return found
 
     def most_free(self, models: tuple[str, ...]) -> dict[str, int]:
@@ -173,8 +179,8 @@ class Round:
         demand = shape.demand
         if (block := self._out_of_quota(shape)) is not None:
             return block
-        if demand.replicas > GANG_MAX or not self._base(demand).has_fits:
-            return Block()  # a round only takes room away, so what did not fit at its start does not now
+        if demand.replicas > GANG_MAX or not self.ranking(demand).has_fits:
+            return Block()
         choices: list[Choice] = []
         is_charge_open = demand.devices > 0 and self.books.is_open(shape.queue, demand)
         for _ in range(demand.replicas):
@@ -404,19 +410,21 @@ class Round:
         self._changed.pop(room.node_id, None)
         self._changed[room.node_id] = self._changes
 
-    def _base(self, demand: Demand) -> Ranking:
-        """All nodes as the demand sees them in the folded state."""
-        found = self._bases.get(demand)
-        if found is not None:
-            return found
+    def _folded(self, demand: Demand) -> Ranking:
+        """All nodes as the demand sees them in the folded state, but for those that another round has changed."""
         state = self.state
+        policy = self._selection.policy(demand)
         memo = state.memo if self._is_memo_used else {}
-        found = memo.pop(demand, None) or Ranking()
-        follow(found, demand, state.rooms, state.changed, self._selection.policy(demand).choose)
+        found = memo.pop(demand, None)
+        if found is None:
+            found = Ranking()
+            if self._is_memo_used and policy.is_blind:
+                found.known = {}
+                found.fits = _fits_of(state, demand)
+        follow(found, demand, state.rooms, state.changed, policy.choose)
         memo[demand] = found
         if len(memo) > MEMO_MIN + 2 * len(state.groups):
             del memo[next(iter(memo))]  # the one that was asked for longest ago
-        self._bases[demand] = found
         return found
 
     def _reserve(self, shape: Shape, job: JobView, block: Block) -> None:
@@ -481,6 +489,18 @@ class Round:
                     policy=policy,
                 )
             )
+
+
+def _fits_of(state: State, demand: Demand) -> DeviceFits:
+    """What is known of devices, for all that ask of them what this demand does."""
+    asked = devices_asked(demand)
+    known = state.device_fits
+    found = known.get(asked)
+    if found is None:
+        if len(known) > MEMO_MIN + len(state.groups):
+            known.clear()
+        found = known[asked] = {}
+    return found
 
 
 def _lines(state: State, now: int) -> list[Line]:

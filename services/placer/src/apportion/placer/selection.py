@@ -7,8 +7,8 @@ from apportion.contracts.ids import NodeId
 from apportion.placer.market import Market, market_of
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies import Policy, resolved
-from apportion.placer.ranking import Ranked, Ranking, Walk
-from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, look, preferences
+from apportion.placer.ranking import KNOWN_MIN, Ranked, Ranking, Walk, fits_on
+from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, look_with, preferences
 from apportion.placer.state import State
 
 CANDIDATES_MAX = 3
@@ -95,12 +95,14 @@ class Selection:
             walk = Walk(levels[level])
             while len(heavy) < policy.weighs and (node_id := walk.node_id) is not None:
                 room = rooms.get(node_id) or folded[node_id]
-                known = weighed.get(node_id)
-                if known is not None and known[0] is room and known[1] == outlook.epoch:
-                    fit = known[2]
+                known = None if ranking.known is None else weighed.get(room.like)
+                if known is not None and known[0] == outlook.epoch:
+                    fit = known[1]
                 else:
                     fit = _weigh(policy, outlook, demand, ranking, room)
-                    weighed[node_id] = (room, outlook.epoch, fit)
+                    if len(weighed) > KNOWN_MIN:
+                        weighed.clear()
+                    weighed[room.like] = (outlook.epoch, fit)
                 if not is_allowed(room, fit):
                     walk.to_next()
                     continue
@@ -136,6 +138,7 @@ class Selection:
 def _weigh(policy: Policy, outlook: Outlook, demand: Demand, ranking: Ranking, room: NodeRoom) -> Fit:
     places = ranking.places[room.kind]
     assert not isinstance(places, Out)
-    found = look(demand, room, places, lambda asked, at, fits: policy.weigh(outlook, asked, at, fits))
+    fits = fits_on(ranking, demand, room, places)
+    found = look_with(demand, room, fits, lambda asked, at, fits: policy.weigh(outlook, asked, at, fits))
     assert isinstance(found, Fit)
     return found

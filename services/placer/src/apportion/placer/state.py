@@ -26,7 +26,7 @@ from apportion.placer.orders import OrderKey, Weights
 from apportion.placer.orders import S as S  # noqa: PLC0414 - others have it from here
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies.best_fit import BEST_FIT
-from apportion.placer.ranking import Ranking
+from apportion.placer.ranking import DeviceFits, Ranking
 from apportion.placer.reservations import length_of
 from apportion.placer.rooms import Demand, NodeRoom, demand_of, room_after, room_of_node
 from apportion.pool import quota
@@ -184,6 +184,8 @@ class State:
     """What the settings say of queues."""
     free: Free = field(default_factory=Free)
     memo: dict[Demand, Ranking] = field(default_factory=dict)
+    device_fits: dict[Demand, DeviceFits] = field(default_factory=dict)
+    """What the rankings of demands that ask alike of devices know of them, together."""
     outlook: Outlook | None = None
     """What follows from the mix; a memo, too."""
     market: Market | None = None

@@ -40,6 +40,14 @@ class Policy(Protocol):
         """How many of the best are weighed; 0: the first is taken."""
         ...
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether names of nodes and devices make no difference to it; then what it says of a node holds for all alike.
+
+        False where nobody thought of it: nodes are then looked at one by one, which takes longer.
+        """
+        ...
+
     def choose(self, demand: Demand, room: NodeRoom, fits: list[int]) -> Fit:
         """The best devices among ``fits`` (places in ``room.devices``, at least as many as asked), and their score."""
         ...
@@ -72,6 +80,7 @@ class Plain(ABC):
     rules: str
     """Its weights and the order of its parts, in words: whoever changes one, changes this."""
     weighs: int = 0
+    is_blind: bool = False
 
     @cached_property
     def digest(self) -> str:

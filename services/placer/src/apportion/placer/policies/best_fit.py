@@ -20,6 +20,7 @@ _COUNT_MAX: Final = 9_999
 class BestFit(Plain):
     """See the module."""
 
+    is_blind = True
     name = "best_fit"
     rules = f"model,{MODEL};first,{FIRST};second,{SECOND};empty_devices,1"
 

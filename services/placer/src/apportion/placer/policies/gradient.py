@@ -32,6 +32,7 @@ class _Typical(NamedTuple):
 class Gradient(Plain):
     """See the module."""
 
+    is_blind = True
     name = "fragmentation_gradient"
     rules = f"tightest {CANDIDATES};logistic 0 to 100;popular {_POPULAR_PERCENT} in 100,at most {_TYPICAL_MAX}"
     weighs = CANDIDATES

@@ -26,6 +26,7 @@ _GIB_MAX: Final = 9_999
 class Headroom(Plain):
     """See the module."""
 
+    is_blind = True
     name = "headroom"
     rules = f"tightest {CANDIDATES};value lost,both dimensions;slots,models;preference,{PREFERENCE_MILLE}"
     weighs = CANDIDATES

@@ -19,6 +19,7 @@ _RUNS_MAX: Final = 9_999
 class LeastResponse(Plain):
     """See the module."""
 
+    is_blind = True
     name = "least_response"
     rules = "model,compute in use,runs,node in use"
 

@@ -12,6 +12,7 @@ NODE: Final = 10**5
 class Pack(Plain):
     """See the module."""
 
+    is_blind = True
     name = "pack"
     rules = "model,node free,device free"
 

@@ -17,6 +17,7 @@ _RUNS_MAX: Final = 9_999
 class RoundRobin(Plain):
     """See the module."""
 
+    is_blind = True
     name = "round_robin"
     rules = "model,runs on device,runs on node"
 

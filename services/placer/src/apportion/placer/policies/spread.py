@@ -13,6 +13,7 @@ _NODE: Final = 10**5
 class Spread(Plain):
     """See the module."""
 
+    is_blind = True
     name = "spread"
     rules = "model,node free,device free;the most"
 

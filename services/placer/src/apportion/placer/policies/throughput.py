@@ -19,6 +19,7 @@ _SPEED_MAX: Final = 10**9
 class Throughput(Plain):
     """See the module."""
 
+    is_blind = True
     rules = "speed,device free,node free"
 
     def __init__(self, table: str) -> None:

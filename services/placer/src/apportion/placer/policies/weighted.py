@@ -23,6 +23,7 @@ _WEIGHT_MAX: Final = 10_000
 class Weighted(Plain):
     """See the module."""
 
+    is_blind = True
     rules = ",".join(AIMS)
 
     def __init__(self, weights: str) -> None:
