@@ -75,6 +75,7 @@ class Checker:
         self.claims: dict[JobId, ev.PreemptionDecided] = {}
         """By the job for which others were stopped."""
         self.stopped_for: set[tuple[JobId, JobId]] = set()
+        self.placer_policy = ""
         self.told: set[RunId] = set()
         self.ending: set[RunId] = set()
         """Runs that were told to stop, or ended, and may still hold something."""
@@ -130,6 +131,10 @@ class Checker:
                 must(self.processes[event.run_id] == 1, "a stated start is a process", event)
             case ev.RunFinished():
                 self._once("finished", event.run_id)
+            case ev.LeaseClaimed() if entry.author == PLACER:
+                self.placer_policy = str(event.config["policy"])
+            case ev.PriceSet():
+                self._market(event)
             case ev.PreemptionDecided():
                 self._preempted(entry, event)
             case ev.RunStopOrdered() if event.cause is StopCause.PREEMPTED and event.actor == "service:placer":
@@ -236,8 +241,15 @@ class Checker:
             must(spec.preemptible, "only those who agreed are stopped for others", victim)
             if event.kind is PreemptionKind.RECLAIM:
                 must(spec.queue != self.admitted[event.job_id].spec.queue, "nobody takes back from itself", victim)
+            elif event.kind is PreemptionKind.MARKET:
+                must(ranks.index(spec.service_class) == mine, "only of its own class", event.job_id, victim)
+                must(spec.bid_micro < self.admitted[event.job_id].spec.bid_micro, "who bids less", event.job_id, victim)
+            elif ranks.index(spec.service_class) == mine:
+                must(self._is_strict(), "within a class where that is the policy", event.job_id, victim)
             else:
                 must(ranks.index(spec.service_class) > mine, "only of a class that comes after", event.job_id, victim)
+            # Under strict priority, somebody may have changed priorities in between.
+            if event.kind is not PreemptionKind.RECLAIM and not self._is_strict():
                 must(
                     (victim, event.job_id) not in self.stopped_for, "nobody is stopped for whom it was stopped", victim
                 )
@@ -247,6 +259,19 @@ class Checker:
             must(known <= set(event.runs), "a gang is stopped whole", victim, known)
         self.told |= set(event.runs)
         self.claims[event.job_id] = event
+
+    def _is_strict(self) -> bool:
+        return self.placer_policy.startswith("strict_priority")
+
+    def _market(self, event: ev.PriceSet) -> None:
+        """No more than any of those has bid who run in the market and were not told to go."""
+        running = {run.job_id for run_id, run in self.holding.items() if run_id not in self.ending | self.told}
+        bids = [
+            bid
+            for job_id in running - self.stopping - self.terminal.keys()
+            if (bid := self.admitted[job_id].spec.bid_micro)
+        ]
+        must(event.price_micro <= min(bids, default=event.price_micro), "a price that all who run have bid", event)
 
     def _owed(self, event: ev.PreemptionDecided) -> None:
         """What is taken back is guaranteed: with the job, the queue holds no more, but for what is on its way out."""

@@ -632,7 +632,9 @@ class World:
         if author == MONITOR:
             config = {"suspect_ms": 2_500, "lease_ms": 5_000}
         elif author == PLACER:
-            config = {"policy": ("best_fit", "headroom", "fragmentation_gradient")[self.options.seed % 3]}
+            placing = ("best_fit", "headroom", "fragmentation_gradient")[self.options.seed % 3]
+            order = {1: "bidding:", 5: "bidding:", 6: "strict_priority:"}.get(self.options.seed % 8, "")
+            config = {"policy": f"{order}{placing}"}
         self.services[author] = Actor(
             self,
             author,
@@ -713,6 +715,8 @@ class World:
             # Few before the others, and those small: what is asked must come to an end although they go first.
             service_class=rng.choice((None, None, None, None, ServiceClass.ONLINE, ServiceClass.SPOT)),
         )
+        if request.service_class is ServiceClass.SPOT:
+            request = msgspec.structs.replace(request, bid=ev.Bid(max_price_micro_per_gpu_hour=1 + number % 7))
         id_ = f"r{number}"
         self.wish(TenantId(f"tenant-{tenant}"), request, id_)
         roll = rng.random()

@@ -223,6 +223,21 @@ def test_what_nobody_can_honour_yet_is_refused_by_name(changes: dict[str, Any], 
     assert refusal_of(a_job_request(**changes)) == (Refusal.NOT_SUPPORTED, field)
 
 
+def test_who_bids_takes_part_in_the_market_of_what_others_leave() -> None:
+    """A bid makes a spot job, which may be stopped; beside what contradicts that, it is refused."""
+    bid = Bid(max_price_micro_per_gpu_hour=2_000_000)
+    spec = spec_of(a_job_request(bid=bid))
+    assert (spec.bid_micro, spec.service_class, spec.preemptible) == (2_000_000, ServiceClass.SPOT, True)
+    refused = refusal_of(a_job_request(bid=bid, service_class=ServiceClass.BATCH))
+    assert refused == (Refusal.FIELD_CONFLICT, "service_class")
+    assert refusal_of(a_job_request(bid=bid, preemptible=False)) == (Refusal.FIELD_CONFLICT, "preemptible")
+
+
+def test_a_latency_objective_is_kept() -> None:
+    """The placer goes by it."""
+    assert spec_of(a_job_request(sla=Sla(latency_ms=100))).latency_ms == 100
+
+
 def test_cpus_next_to_devices_are_asked_for_where_there_are_devices() -> None:
     """Without one there is nothing to be near to."""
     assert spec_of(a_job_request(resources=Resources(gpu=1, cpu_bind=True))).cpu_bind
@@ -322,8 +337,7 @@ def test_a_refusal_reads_as_plain_words_with_the_next_step() -> None:
     ("changes", "field"),
     [
         ({"elastic": Elastic(max=4)}, "elastic.max"),
-        ({"sla": Sla(latency_ms=100)}, "sla.latency_ms"),
-        ({"bid": Bid(max_price_micro_per_gpu_hour=1)}, "bid.max_price_micro_per_gpu_hour"),
+        ({"sla": Sla(latency_ms=100, rps=5)}, "sla.rps"),
         ({"checkpoint": Checkpoint(interval_s=0)}, "checkpoint.interval_s"),
         ({"runtime": Runtime(framework="torch")}, "runtime.framework"),
         ({"data": Data(tier=DataTier.HOT)}, "data.tier"),

@@ -96,7 +96,78 @@ def test_throughput_takes_the_fastest_that_is_free() -> None:
     whole = [a_job(f"w{at}", compute_milli=1000, memory_mib=0) for at in range(3)]
     state = told(a_queue(), *nodes, *whole, policy="throughput:m2=300+m3=100")
     assert where(state) == ["2-0", "1-0", "3-0"]
-    assert placed(state)[0].policy.startswith("throughput:m2=300+m3=100@1#")
+    assert placed(state)[0].policy.startswith("throughput:m2=300+m3=100@2#")
+
+
+def test_throughput_is_of_the_workload() -> None:
+    """What is fast for one is slow for another: by the label, else the kind, else the rows of everybody."""
+    nodes = [with_devices(a_node(f"node-{at}"), a_device(0, node=f"node-{at}", model=f"m{at}")) for at in (1, 2)]
+    table = "throughput:m1=10+m2=20+resnet/m1=90+resnet/m2=30+inference/m1=7"
+    for labels, kind, expected in (
+        ({"workload": "resnet"}, WorkloadKind.TRAINING, "1-0"),
+        ({"workload": "other"}, WorkloadKind.TRAINING, "2-0"),
+        ({}, WorkloadKind.INFERENCE, "2-0"),
+        ({}, WorkloadKind.TRAINING, "2-0"),
+    ):
+        job = a_job("w", compute_milli=1000, memory_mib=0, labels=labels, kind=kind)
+        assert where(told(a_queue(), *nodes, job, policy=table)) == [expected], labels
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "best_fit",
+        "pack",
+        "spread",
+        "least_response",
+        "round_robin",
+        "fragmentation_gradient",
+        "throughput:m1=9+m2=1",
+        "weighted:quiet_node=1",
+        "strict_priority:fragmentation_gradient",
+        "bidding:spread",
+        "hybrid:share=spread",
+    ],
+)
+def test_a_list_of_models_is_kept_whatever_else_would_be_better(policy: str) -> None:
+    """The less liked node is faster, emptier, tighter or fuller by turns: the list decides."""
+    for sizes in ((1, 4), (4, 1)):
+        nodes = [
+            with_devices(a_node(f"node-{at}"), *[a_device(i, node=f"node-{at}", model=f"m{at}") for i in range(count)])
+            for at, count in zip((1, 2), sizes, strict=True)
+        ]
+        busy = [a_job("a", compute_milli=300, memory_mib=24_000, models=(model,)) for model in ("m1", "m2")]
+        for taken in busy:
+            job = a_job("b", compute_milli=300, memory_mib=24_000, models=("m2", "m1"))
+            state = told(a_queue(), *nodes, *seen_before((600, 48_000)), taken, job, policy=policy)
+            assert where(state)[-1].startswith("2-"), (sizes, taken.spec.models)
+
+
+def test_a_hybrid_has_a_policy_for_each_sort_of_job() -> None:
+    """Shares are spread while whole devices are packed; its digest is over the ids of its parts."""
+    policy = "hybrid:share=spread|whole=pack"
+    whole: dict[str, Any] = {"compute_milli": 1000, "memory_mib": 0}
+    state = told(a_queue(), a_node("node-1"), a_node("node-2"), *shares(300, 300), policy=policy)
+    assert where(state) == ["1-0", "2-0"]
+    state = told(a_queue(), a_node("node-1"), a_node("node-2"), a_job("a", **whole), a_job("b", **whole), policy=policy)
+    assert where(state) == ["1-0", "1-1"]
+    assert placed(state)[0].policy == policy_id(resolved(policy))
+    assert policy_id(resolved("hybrid:share=spread")) != policy_id(resolved("hybrid:share=pack"))
+    for nonsense in ("hybrid:much=pack", "hybrid:share=nobody", "hybrid:share=hybrid:cpu=pack", "bidding:bidding"):
+        with pytest.raises(PolicyUnknown):
+            resolved(nonsense)
+
+
+def test_a_latency_objective_asks_for_the_quietest_device() -> None:
+    """Without being told so: a job that promises its users an answer in time is placed where little else runs."""
+    busy = a_job("a", compute_milli=300, memory_mib=24_000)
+    quick = a_job("q", compute_milli=200, memory_mib=16_000, latency_ms=50)
+    state = told(a_queue(), a_node("node-1"), busy, quick)
+    assert where(state) == ["1-0", "1-1"]
+    assert [fact.policy.partition("@")[0] for fact in placed(state)] == ["best_fit", "least_response"]
+    assert where(told(a_queue(), a_node("node-1"), busy, quick, policy_for_latency="")) == ["1-0", "1-0"]
+    by_queue = told(a_queue(), a_node("node-1"), busy, quick, policy_by_queue="main=pack")
+    assert where(by_queue) == ["1-0", "1-0"]
 
 
 def test_weighted_aims_are_what_the_pool_says() -> None:

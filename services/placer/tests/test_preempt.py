@@ -51,6 +51,11 @@ class Pool:
             self.tell(ev.RunStarted(run_id=fact.run_id, node_id=fact.node_id, pid=1, started_at=self.now))
         self.after(5)
 
+    def runs_end(self, job_id: str) -> None:
+        """The job's runs end by themselves, and it succeeds."""
+        self.leaves([run.run_id for run in self.state.pool.jobs[JobId(job_id)].runs.values() if run.holds])
+        self.tell(ev.JobSucceeded(job_id=JobId(job_id), attempts=1, wait_ms=0, run_ms=0))
+
     def leaves(self, run_ids: Iterable[RunId]) -> None:
         """The runs end and give back their slices."""
         for run_id in run_ids:

@@ -132,6 +132,8 @@ class World:
             "preemptible": (dice >> 18) % 4 > 0,
             "min_runtime_s": (0, 0, 0, 30)[(dice >> 20) % 4],
         }
+        if spec["service_class"] is ServiceClass.SPOT:
+            spec["bid_micro"] = (0, 10, 20)[(dice >> 4) % 3]
         match kind:
             case 0:
                 spec |= {"replicas": 1 + (dice >> 15) % 3, "distinct": bool((dice >> 17) % 2)}
@@ -348,9 +350,9 @@ class World:
             limit_model_milli=({}, {"h100-80": 1500})[(dice >> 9) % 2],
             guaranteed_compute_milli=(None, 1000)[(dice >> 12) % 2],
             weight=1 + (dice >> 13) % 2,
-            order=(None, QueueOrder.CLASSES, QueueOrder.SEED)[(dice >> 14) % 3],
-            is_fair=(dice >> 16) % 2 == 0,
-            is_cordoned=(dice >> 17) % 8 == 0,
+            order=(None, *QueueOrder)[(dice >> 14) % 5],
+            is_fair=(dice >> 17) % 2 == 0,
+            is_cordoned=(dice >> 18) % 8 == 0,
         )
         if queue.queue not in self.queues and self.runs:
             return  # admission lets nobody into a queue that it never announced
@@ -372,6 +374,9 @@ class World:
                 self.check_stop(fact)
             elif isinstance(fact, ev.PreemptionDecided):
                 self.check_preemption(fact)
+            elif isinstance(fact, ev.PriceSet):
+                bids = [bid for bid, _ in self.state.bidders]
+                assert fact.price_micro <= min(bids, default=fact.price_micro), "nobody pays more than it bid"
             else:
                 assert isinstance(fact, ev.JobPendingReasonChanged)
                 assert fact.job_id in self.queued
@@ -415,6 +420,12 @@ class World:
             assert spec.preemptible
             if fact.kind is PreemptionKind.RECLAIM:
                 assert spec.queue != self.specs[fact.job_id].spec.queue
+            elif fact.kind is PreemptionKind.MARKET:
+                assert classes.index(spec.service_class) == mine
+                assert 0 <= spec.bid_micro < self.specs[fact.job_id].spec.bid_micro
+            elif classes.index(spec.service_class) == mine:
+                assert spec.priority < self.specs[fact.job_id].spec.priority
+                continue  # who is strict may be told another priority meanwhile
             else:
                 assert classes.index(spec.service_class) > mine
             assert spec.min_runtime_s == 0 or self.started.get(victim, 0) + spec.min_runtime_s * S <= self.now
@@ -547,6 +558,8 @@ CONFIGS: Final = st.sampled_from(
         {"policy": "headroom"},
         {"policy": "fragmentation_gradient"},
         {"policy": "pack", "policy_by_queue": "side=headroom"},
+        {"policy": "bidding"},
+        {"policy": "strict_priority:pack", "policy_by_queue": "side=bidding:spread"},
     ]
 )
 

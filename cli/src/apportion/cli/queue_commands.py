@@ -172,7 +172,9 @@ def show_text(content: dict[str, Any]) -> str:
     "--guarantee", "guarantees", multiple=True, metavar=_AMOUNT, help="What is given back to it; 'none' ends it."
 )
 @click.option("--weight", type=click.IntRange(1, 1000), help="Its part of what no guarantee claims.")
-@click.option("--order", type=click.Choice(["classes", "seed", "pool"]), help="How its jobs are ordered.")
+@click.option(
+    "--order", type=click.Choice(["classes", "seed", "strict", "bids", "pool"]), help="How its jobs are ordered."
+)
 @click.option("--fair/--unfair", "is_fair", default=None, help="Whether its tenants take turns.")
 @click.option("--reclaim/--no-reclaim", default=None, help="Whether borrowers are stopped for its guarantee.")
 @click.option("--cordon/--open", "is_cordoned", default=None, help="Whether nothing of it is placed.")

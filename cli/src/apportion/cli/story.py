@@ -47,7 +47,8 @@ def sentence(row: Row) -> str:
         case "JobPendingReasonChanged":
             return f"waits: {row['cause']}{_numbers(body)}{_hint(body)}"
         case "RunPlaced":
-            return f"{_run(row)} was placed on {row['node_id']}: {_slices(body)}{_chosen(body)}"
+            price = f", at a market price of {body['price_micro']} micro" if body.get("price_micro") else ""
+            return f"{_run(row)} was placed on {row['node_id']}: {_slices(body)}{_chosen(body)}{price}"
         case "RunStarted":
             return f"{_run(row)} started on {row['node_id']} as process {body.get('pid')}{_enforced(body)}"
         case "PreemptionDecided":

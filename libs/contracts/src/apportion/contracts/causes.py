@@ -61,6 +61,8 @@ class Pending(StrEnum):
     """It asked not to start before an instant."""
     HELD = "Held"
     """Somebody holds it; ends with JobReleased."""
+    BID_TOO_LOW = "BidTooLow"
+    """It would fit if others of its market had to go, and bids no more than any of them."""
     CONTROL_PLANE_FROZEN = "ControlPlaneFrozen"
     """Too much of the fleet fell silent at once: nothing is placed until it speaks."""
 
@@ -319,6 +321,10 @@ class QueueOrder(StrEnum):
     """Service class, training before inference, priority; waiting earns points; then age."""
     SEED = "seed"
     """A weighted sum of priority and waiting, both from 0 to 1: 0.6 and 0.4 unless the pool says otherwise."""
+    STRICT = "strict"
+    """Service class, priority, age: waiting earns nothing. A higher priority has lower ones of its class stopped."""
+    BIDS = "bids"
+    """Service class, bid, age. A spot job has others stopped that bid less."""
 
 
 @unique

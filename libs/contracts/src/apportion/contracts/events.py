@@ -750,6 +750,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grace_s: int = 10
     min_runtime_s: int = 0
     max_wait_s: int = 0
+    latency_ms: int = 0
+    """What a request to it may take; 0: nobody said. It is placed where requests meet the least other work."""
+    bid_micro: int = 0
+    """The most that it pays for a GPU and hour, in millionths of the pool's currency; 0: it takes part in no market."""
     labels: dict[str, str] = {}
 
 
@@ -1191,6 +1195,8 @@ class RunPlaced(Fact, frozen=True, kw_only=True, tag="RunPlaced.v1"):
     """Why the other nodes were out: reason to count."""
     policy: str = ""
     """Name, version and digest of the policy that chose."""
+    price_micro: int = 0
+    """Of a job that bids: what the market asked for a GPU and hour when this was decided (see PriceSet)."""
 
 
 class RunStopOrdered(Fact, frozen=True, kw_only=True, tag="RunStopOrdered.v1"):
@@ -1229,6 +1235,25 @@ class PreemptionDecided(Fact, frozen=True, kw_only=True, tag="PreemptionDecided.
     """Jobs that might have been stopped."""
     rule: str = ""
     """Why it may, in words."""
+
+
+class PriceSet(Fact, frozen=True, kw_only=True, tag="PriceSet.v1"):
+    """What the pool's market asks for a GPU and hour from here on, of all who run in it alike. Written by placer.
+
+    What the highest bidder that is left out for want of room offers, and never more than any of those who run has bid;
+    0 where nobody is left out. Stated when it changes.
+    """
+
+    AUTHOR: ClassVar[Author] = PLACER
+    price_micro: int
+    """Millionths of the pool's currency."""
+    before_micro: int
+    bids_in: int
+    """Jobs that bid, and run."""
+    lowest_in_micro: int = 0
+    """The least that any of those who run has bid; 0 where none runs."""
+    highest_out_micro: int = 0
+    """The most that any of those left out has bid; 0 where none is."""
 
 
 class JobPendingReasonChanged(Fact, frozen=True, kw_only=True, tag="JobPendingReasonChanged.v1"):
@@ -1757,7 +1782,7 @@ JobFact = (
     | JobExpired
     | LateFactIgnored
 )
-PlacerFact = RunPlaced | RunStopOrdered | PreemptionDecided | JobPendingReasonChanged
+PlacerFact = RunPlaced | RunStopOrdered | PreemptionDecided | PriceSet | JobPendingReasonChanged
 AgentFact = NodeRegistered | DeviceHealthChanged | RunStarted | RunFinished | RunReleased | IsolationVerdict
 MonitorFact = (
     NodeWishRejected

@@ -178,6 +178,8 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             return f"{prefix}.{job_entity(event.job_id)}"
         case ev.LateFactIgnored():
             return f"{prefix}.late"
+        case ev.PriceSet():
+            return f"{prefix}.price"
         case (
             ev.JobRejected()
             | ev.JobDuplicate()

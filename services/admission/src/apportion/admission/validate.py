@@ -174,7 +174,9 @@ def job_spec(
     share = _isolated(request, _share(request, demands, defaults.shares, size), defaults)
     if isinstance(share, Refused):
         return share
-    service_class = request.service_class or SERVICE_CLASSES[request.workload.kind]
+    # Who bids takes part in the market for what the other classes leave.
+    usual = SERVICE_CLASSES[request.workload.kind] if request.bid is None else ServiceClass.SPOT
+    service_class = request.service_class or usual
     resources, env = request.resources, request.workload.env
     return JobSpec(
         queue=QueueId(request.queue),
@@ -222,6 +224,8 @@ def job_spec(
         grace_s=GRACE_S_DEFAULT if request.grace_s is None else request.grace_s,
         min_runtime_s=request.min_runtime_s or 0,
         max_wait_s=request.max_wait_s or 0,
+        latency_ms=0 if request.sla is None else request.sla.latency_ms or 0,
+        bid_micro=0 if request.bid is None else request.bid.max_price_micro_per_gpu_hour,
         labels=request.labels,
     )
 
@@ -238,6 +242,7 @@ def refusal_by_rules(request: JobRequested, now: int) -> Refused | None:
         or _workload(request)
         or _resources(request)
         or _retry_and_gang(request)
+        or _bid(request)
         or _instants(request, now)
     )
 
@@ -335,11 +340,15 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
     if request.runtime is not None and request.runtime.framework is not None:
         yield "runtime.framework", request.runtime.framework
     for field in ("elastic", "sla", "bid", "checkpoint", "data"):
-        yield from _parts_asked(field, getattr(request, field))
+        yield from (part for part in _parts_asked(field, getattr(request, field)) if part[0] not in _HONOURED)
+
+
+_HONOURED: Final = frozenset({"sla.latency_ms", "bid.max_price_micro_per_gpu_hour"})
+"""Parts of objects of which the others can't be."""
 
 
 def _parts_asked(field: str, asked: Struct | None) -> Iterator[tuple[str, str]]:
-    """The first part of an object of which this version can honour none; an empty object asks for nothing."""
+    """What is asked for in an object; an empty one asks for nothing."""
     if asked is None:
         return
     for part in asked.__struct_fields__:
@@ -500,6 +509,28 @@ def _retry_and_gang(request: JobRequested) -> Refused | None:
             field="gang.min",
             expected=f"at most the gang's size, {request.gang.size}",
             found=str(request.gang.min),
+        )
+    return None
+
+
+def _bid(request: JobRequested) -> Refused | None:
+    if request.bid is None:
+        return None
+    if request.service_class not in {None, ServiceClass.SPOT}:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="service_class",
+            expected="spot, beside a bid",
+            found=str(request.service_class),
+            hint="Leave the bid out: the other classes go before the market.",
+        )
+    if request.preemptible is False:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="preemptible",
+            expected="true, beside a bid",
+            found="false",
+            hint="Who is outbid makes room, with its grace as notice.",
         )
     return None
 

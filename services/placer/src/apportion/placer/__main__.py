@@ -38,11 +38,14 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
 
     policy: str = _DEFAULT.policy
     """How candidates are scored: best_fit, pack, spread, headroom, fragmentation_gradient, least_response, round_robin,
-    throughput:MODEL=SPEED+..., weighted:AIM=WEIGHT+..., or what an installed package offers."""
+    throughput:MODEL=SPEED+..., weighted:AIM=WEIGHT+..., hybrid:CASE=POLICY|..., strict_priority[:POLICY],
+    bidding[:POLICY], or what an installed package offers."""
     policy_by_queue: str = ""
     """Queues that have a policy of their own: ``queue=policy``, comma-separated."""
     policy_by_kind: str = ""
     """Kinds of work that have one, where their queue has none: ``training=headroom,inference=least_response``."""
+    policy_for_latency: str = _DEFAULT.policy_for_latency
+    """By which jobs with a latency objective are placed, where their queue has none; empty: like those without one."""
     mps_trust: Literal["pool", "tenant"] = "tenant"
     """Who may share an MPS device, where one client's fault ends the others: everybody, or jobs of one tenant."""
     reserve_after_s: Annotated[int, Meta(ge=-1, le=2_147_483_647)] = _DEFAULT.reserve_after_s
@@ -53,7 +56,7 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """Percent of a shared device's memory that nobody may book; not beside oversubscription."""
     memory_oversubscribe_pct: Annotated[int, Meta(ge=100, le=400)] = _DEFAULT.memory_oversubscribe_pct
     """Percent of a shared device's memory that may be booked: above 100 more than there is, at the tenants' risk."""
-    order: Literal["classes", "seed"] = "classes"
+    order: Literal["classes", "seed", "strict", "bids"] = "classes"
     """How jobs of a queue are ordered that doesn't say so itself."""
     between_queues: Literal["fair", "classes"] = "fair"
     """Whose turn it is: by guarantees and shares, or first by the service class of who is next."""
@@ -97,6 +100,8 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
         found = {name: getattr(self, name) for name in sorted(Settings.__struct_fields__)}
         # By their ids, so that a replay by another version of a policy is known to be one.
         found["policy"] = policy_id(resolved(self.policy))
+        if self.policy_for_latency:
+            found["policy_for_latency"] = policy_id(resolved(self.policy_for_latency))
         for key in ("policy_by_queue", "policy_by_kind"):
             pairs = policies_by_name(getattr(self, key)).items()
             found[key] = ",".join(f"{name}={policy_id(resolved(policy))}" for name, policy in sorted(pairs))
@@ -155,16 +160,19 @@ def _details(state: State) -> dict[str, object]:
 
 def _settings(argv: Sequence[str]) -> PlacerSettings:
     loaded = from_command_line(PlacerSettings, SERVICE, argv)
-    for key in ("policy", "policy_by_queue", "policy_by_kind"):
+    for key in ("policy", "policy_for_latency", "policy_by_queue", "policy_by_kind"):
         text = getattr(loaded.settings, key)
-        named = {"": text} if key == "policy" else policies_by_name(text)
+        is_one = not key.startswith("policy_by")
+        named = ({"": text} if text else {}) if is_one else policies_by_name(text)
         expected = ""
         for policy in named.values():
             try:
                 resolved(policy)
             except PolicyUnknown as err:
                 expected = f"a policy: {err}"
-        if key != "policy" and len(named) != sum(1 for part in text.split(",") if part.strip()):
+        if key == "policy" and not text:
+            expected = "a policy"
+        if not is_one and len(named) != sum(1 for part in text.split(",") if part.strip()):
             expected = "name=policy, comma-separated, each name once"
         if key == "policy_by_kind" and not named.keys() <= set(WorkloadKind):
             expected = f"kinds of work: {', '.join(WorkloadKind)}"

@@ -18,6 +18,7 @@ from apportion.placer import state as states
 from apportion.placer.evictions import next_chance
 from apportion.placer.orders import S
 from apportion.placer.policies import BUILT_IN, PolicyUnknown, policy_id, resolved
+from apportion.placer.prices import price_set
 from apportion.placer.reasons import Reason, changes
 from apportion.placer.rounds import FACTS_MAX, Round
 from apportion.placer.state import (
@@ -31,7 +32,7 @@ from apportion.placer.state import (
 )
 from apportion.pool.state import JobView, Pool, run_of
 
-RULES: Final = "placer@5"
+RULES: Final = "placer@6"
 """Changes whenever a decision may come out another way for the same facts."""
 
 
@@ -78,6 +79,8 @@ def decided(state: State, now: int, *, is_memo_used: bool = True) -> list[ev.Fac
     round_ = Round(state, now, FACTS_MAX - len(facts), is_memo_used=is_memo_used)
     round_.run()
     facts.extend(round_.facts)
+    if len(facts) < FACTS_MAX and (price := price_set(round_, facts)) is not None:
+        facts.append(price)
     facts.extend(_waits(round_, FACTS_MAX - len(facts)))
     return facts
 
@@ -85,7 +88,7 @@ def decided(state: State, now: int, *, is_memo_used: bool = True) -> list[ev.Fac
 def cannot_decide(state: State) -> str | None:
     """Why this installation can't make the state's decisions: a policy that it was set to isn't here. None: it can."""
     try:
-        for wanted in (state.settings.policy, *state.queue_policies.values(), *state.kind_policies.values()):
+        for wanted in (state.settings.policy, *state.named_policies()):
             resolved(wanted)
     except PolicyUnknown as err:
         return str(err)

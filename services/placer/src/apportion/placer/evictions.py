@@ -6,19 +6,22 @@ fit after all (a node was lost meanwhile). A node that is kept for several is ke
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import PreemptionKind, StopCause
+from apportion.contracts.causes import PreemptionKind, QueueOrder, StopCause
 from apportion.contracts.ids import JobId, NodeId
+from apportion.placer import orders
 from apportion.placer.books import Books
 from apportion.placer.orders import CLASS_RANK
 from apportion.placer.preempt import Plan, Planner, is_evictable, outranks
 from apportion.placer.reclaim import Reclaim
 from apportion.placer.rooms import Demand
-from apportion.placer.state import RATE_NS, Claim, Shape, State, leaving_of
+from apportion.placer.state import RATE_NS, Claim, Shape, State, leaving_of, order_in
 from apportion.pool.state import JobView, run_of
 
 ATTEMPTS_MAX: Final = 8
@@ -35,6 +38,8 @@ class Rule(NamedTuple):
     may: Callable[[JobView, JobView], bool]
     """Of the job that waits, and the one that runs. Never both ways."""
     says: Callable[[JobView], str]
+    order: QueueOrder | None = None
+    """By which order those who come last go first; None: the newest do."""
     is_reclaim: bool = False
     """Whether it takes back what is guaranteed to the job's queue; else it leaves every queue its guarantee."""
 
@@ -54,6 +59,49 @@ RULES: Final = (BY_GUARANTEE, BY_CLASS)
 """Tried in order; the first under which somebody may be stopped, and it is enough, is the one."""
 
 
+def ranked_rules(state: State) -> tuple[Rule, ...]:
+    """The rights that come with orders in which nobody's share counts; none where no queue has such an order.
+
+    Both jobs wait by the same order and are of one class, so nobody can be stopped for whom he was stopped for.
+    """
+
+    def may(order: QueueOrder) -> Callable[[JobView, JobView], bool]:
+        def is_before(waiting: JobView, running: JobView) -> bool:
+            ours, theirs = orders.rank_of(waiting, order), orders.rank_of(running, order)
+            return (
+                ours[0] == theirs[0]
+                and ours[1] < theirs[1]
+                and order_in(state, waiting.spec.queue) is order
+                and order_in(state, running.spec.queue) is order
+            )
+
+        return is_before
+
+    found = {order_in(state, queue) for queue in state.queue_holders} & orders.RANKED
+    rules = []
+    if QueueOrder.STRICT in found:
+        rules.append(Rule(PreemptionKind.PRIORITY, may(QueueOrder.STRICT), _comes_first, QueueOrder.STRICT))
+    if QueueOrder.BIDS in found:
+        rules.append(Rule(PreemptionKind.MARKET, may(QueueOrder.BIDS), _bids_more, QueueOrder.BIDS))
+    return tuple(rules)
+
+
+def _comes_first(job: JobView) -> str:
+    return f"priority {job.spec.priority} comes before the victims', strictly"
+
+
+def _bids_more(job: JobView) -> str:
+    return f"it bids {job.spec.bid_micro} millionths for a GPU and hour, and each of the victims less"
+
+
+@dataclass(slots=True)
+class _Allowed:
+    """Who may be stopped, and whether that turned out to be enough."""
+
+    ids: set[JobId]
+    is_enough: bool = False
+
+
 class Evictions:
     """Of one round."""
 
@@ -63,7 +111,9 @@ class Evictions:
         self._reclaim = Reclaim(books, state.pool.jobs)
         self._is_guaranteed = any(view.guaranteed for view in state.pool.queues.values())
         self._now = now
-        self._rules = RULES if rules is None else rules
+        ranked = ranked_rules(state)
+        self._is_ranked = bool(ranked)
+        self._rules = (*RULES, *ranked) if rules is None else rules
         self._kept: dict[NodeId, tuple[JobId, ...]] = {}
         """Those alike share a node, and each keeps it on its own."""
         self._shapes: dict[JobId, Shape] = {}
@@ -139,7 +189,13 @@ class Evictions:
         if self._state.settings.preempt_victims_max <= 0:
             return False
         rank = CLASS_RANK[job.spec.service_class]
-        return any(other > rank for other in self._state.evictable) or self.is_owed(shape)
+        least = rank if self._is_ranked else rank + 1
+        return any(other >= least for other in self._state.evictable) or self.is_owed(shape)
+
+    @property
+    def gone(self) -> AbstractSet[JobId]:
+        """Who was told to go in this round."""
+        return self._gone
 
     def is_owed(self, shape: Shape) -> bool:
         """Whether a job of this shape may take back what is guaranteed to its queue, or to one above it."""
@@ -206,18 +262,37 @@ class Evictions:
         for rule in self._rules:
             if rule.is_reclaim and not self.is_owed(shape):
                 continue
-            allowed = self._allowed(job, shape, rule)
-            found = planner.victims(
-                shape.demand,
-                sorted(allowed),
-                lambda other: True,  # noqa: ARG005 - the rule has spoken for all of them
-                usable=usable,
-                fits=fits,
-                victims_max=victims_max,
-            )
+            found: Plan | None = None
+            for allowed in self._ever_fewer(self._allowed(job, shape, rule), rule):
+                fewer = planner.victims(
+                    shape.demand,
+                    sorted(allowed.ids),
+                    lambda other: True,  # noqa: ARG005 - the rule has spoken for all of them
+                    usable=usable,
+                    fits=fits,
+                    victims_max=victims_max,
+                )
+                allowed.is_enough = fewer is not None
+                found = fewer or found
             if found is not None and len(found.runs) < facts_left:
                 return self._decided(job, shape, rule, found)
         return []
+
+    def _ever_fewer(self, allowed: set[JobId], rule: Rule) -> Iterator["_Allowed"]:
+        """All of them; and in an order those who come last in it, as few places of it as are found to be enough."""
+        found = _Allowed(allowed)
+        yield found
+        if rule.order is None or not found.is_enough:
+            return
+        jobs = self._state.pool.jobs
+        ranks = {job_id: orders.rank_of(jobs[job_id], rule.order) for job_id in allowed}
+        places = sorted(set(ranks.values()), reverse=True)
+        few, many = 0, len(places)  # so many places are not enough, and are
+        while many - few > 1:
+            count = (few + many) // 2
+            found = _Allowed({job_id for job_id, rank in ranks.items() if rank >= places[count - 1]})
+            yield found
+            few, many = (few, count) if found.is_enough else (count, many)
 
     def _is_alike(self, job_id: JobId, shape: Shape | None) -> bool:
         mine = self._shapes[job_id]
@@ -239,7 +314,8 @@ def next_chance(state: State, now: int) -> int | None:
     ranks = [rank for rank, jobs in state.evictable.items() if jobs]
     firsts = (state.pool.jobs[group.keys[0][3]] for group in state.groups.values())
     is_guaranteed = any(view.guaranteed for view in state.pool.queues.values())
-    if not ranks or (not is_guaranteed and all(CLASS_RANK[job.spec.service_class] >= max(ranks) for job in firsts)):
+    most = max(ranks, default=-1) + bool(ranked_rules(state))
+    if not ranks or (not is_guaranteed and all(CLASS_RANK[job.spec.service_class] >= most for job in firsts)):
         return None
     instants = []
     at = bisect_right(state.protections, (now, _LAST))

@@ -7,6 +7,7 @@ that order does change, but never between jobs of one priority: each priority is
 compares the first of each line.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -26,8 +27,11 @@ CLASS_RANK: Final = {
     ServiceClass.SPOT: 3,
 }
 """The first goes first, and stops those behind it where that is asked for."""
-VERSION: Final = "classes@1,seed@1"
+VERSION: Final = "classes@1,seed@1,strict@1,bids@1"
 """Changes whenever an order may come out another way."""
+RANKED: Final = frozenset({QueueOrder.STRICT, QueueOrder.BIDS})
+"""Orders in which nobody's share counts: who comes first goes first, and may have those stopped who come later."""
+_BY_POLICY: Final = {"strict_priority": QueueOrder.STRICT, "bidding": QueueOrder.BIDS}
 NORM: Final = 1_000_000
 """What 1 is in a normalised part of the seed's score."""
 
@@ -82,6 +86,24 @@ def points_of(job: JobView, weights: Weights) -> int:
     return points + spec.priority
 
 
+@lru_cache(maxsize=256)
+def order_of_policy(policy: str) -> QueueOrder | None:
+    """The order that comes with a policy, by its name or id; None where it leaves that to the queue.
+
+    By its name alone, so that a state is folded alike where the policy itself isn't installed.
+
+    >>> order_of_policy("bidding:pack@1#0123")
+    <QueueOrder.BIDS: 'bids'>
+    """
+    return _BY_POLICY.get(policy.partition("@")[0].partition(":")[0])
+
+
+def rank_of(job: JobView, order: QueueOrder) -> tuple[int, int]:
+    """Class and place in it, in an order of RANKED: the least goes first, and may have later ones of it stopped."""
+    value = job.spec.bid_micro if order is QueueOrder.BIDS else job.spec.priority
+    return (CLASS_RANK[job.spec.service_class], -value)
+
+
 def since(job: JobView) -> int:
     """Since when the job waits: not while somebody held it, nor before it wanted to start. In ns since the epoch."""
     return max(job.waits_since_at, job.spec.not_before_at)
@@ -97,6 +119,8 @@ def key_of(job: JobView, order: QueueOrder, weights: Weights) -> OrderKey:
             return (since(job) - points * weights.ageing_s * S, -points, job.admitted_seq, job.job_id)
         case QueueOrder.SEED:
             return (since(job), 0, job.admitted_seq, job.job_id)
+        case QueueOrder.STRICT | QueueOrder.BIDS:
+            return (*rank_of(job, order), job.admitted_seq, job.job_id)
 
 
 def line_of(job: JobView, order: QueueOrder) -> int:
@@ -106,7 +130,7 @@ def line_of(job: JobView, order: QueueOrder) -> int:
 
 def head_of(job: JobView, key: OrderKey, order: QueueOrder, weights: Weights, now: int) -> OrderKey:
     """Where the first of a line stands among the first of its queue's other lines, at this instant."""
-    if order is QueueOrder.CLASSES:
+    if order is not QueueOrder.SEED:
         return key
     return (-seed_score(job, weights, now), *key[1:])
 

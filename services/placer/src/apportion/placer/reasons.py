@@ -40,6 +40,7 @@ _BUSY: Final = frozenset(
         Pending.RESERVED_FOR_OTHER,
         Pending.WAITING_FOR_QUOTA,
         Pending.WAITING_FOR_PREEMPTION,
+        Pending.BID_TOO_LOW,
     }
 )
 """Waiting for others to end, one way or another."""
@@ -96,6 +97,8 @@ def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
         return next((code for out, code in _NEVER_CODES if out in counts), Pending.NO_MATCHING_DEVICE)
     if not counts.keys() - NEVER - _STOPPED - _AWAY:
         return Pending.NODES_CORDONED if counts.keys() & _STOPPED else Pending.NO_NODES_IN_POOL
+    if block.bids_from:
+        return Pending.BID_TOO_LOW
     if Out.INSUFFICIENT_HOST in counts:
         return Pending.INSUFFICIENT_HOST
     if Out.FRAGMENTED_DEVICES in counts or (
@@ -158,9 +161,13 @@ def reason_of(round_: Round, shape: Shape, block: Block) -> Reason:
         code=code,
         requested=requested,
         available=available,
+        limit={"bid_micro": block.bids_from} if code is Pending.BID_TOO_LOW else {},
         blocking_ids=tuple(_blockers(round_, shape)) if code in _BUSY else (),
         nodes=_nodes(round_, demand),
-        hint=_hint(code, demand, available),
+        hint=_hint(code, demand, available)
+        if code is not Pending.BID_TOO_LOW
+        else f"Everybody who runs in the market bids at least {block.bids_from}, and it bids no more: it starts when "
+        "runs end, or with a higher bid.",
     )
 
 
@@ -295,6 +302,8 @@ def _is_outdated(round_: Round, line: Line, code: Pending, job: JobView) -> bool
     if code is Pending.RESERVED_FOR_OTHER:
         assert line.block is not None
         return told.blocking_ids != (line.block.reserved_for,)
+    if code is Pending.BID_TOO_LOW and line.block is not None and told.limit != {"bid_micro": line.block.bids_from}:
+        return True
     if code is Pending.WAITING_FOR_QUOTA:
         assert line.block is not None
         if told.limit != round_.books.limits(line.block.quota_of):

@@ -121,6 +121,8 @@ class Demand(Struct, frozen=True, kw_only=True):
     """The sort of MIG instance that it is; compute and memory are then the instance's, and 0 here."""
     is_distinct: bool = False
     """No two of the replicas share a device."""
+    workload: str = ""
+    """What sort of work it is, where its policy goes by that."""
     where: Where | None = None
     """What else the node and its devices must be; None for the many jobs that don't mind."""
 
@@ -132,7 +134,13 @@ def _is_everything(spec: JobSpec) -> bool:
 
 
 def demand_of(
-    spec: JobSpec, tenant: TenantId, *, is_pool_trusted: bool, avoid: tuple[NodeId, ...] = (), policy: str = ""
+    spec: JobSpec,
+    tenant: TenantId,
+    *,
+    is_pool_trusted: bool,
+    avoid: tuple[NodeId, ...] = (),
+    policy: str = "",
+    workload: str = "",
 ) -> Demand:
     """What a job of this specification needs of a node."""
     has_devices = spec.devices > 0
@@ -162,6 +170,7 @@ def demand_of(
         policy=policy,
         mig_profile=spec.mig_profile if has_devices else "",
         is_distinct=spec.distinct and spec.devices > 0 and spec.replicas > 1,
+        workload=workload,
         where=where_of(spec),
     )
 
@@ -434,7 +443,9 @@ def device_fits(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> list
 
 def devices_asked(demand: Demand) -> Demand:
     """What of the demand ``device_fits`` depends on: the same for many that differ in what they ask of the host."""
-    return replace(demand, cpu_milli=0, host_memory_mib=0, replicas=1, avoid=(), policy="", is_distinct=False)
+    return replace(
+        demand, cpu_milli=0, host_memory_mib=0, replicas=1, avoid=(), policy="", workload="", is_distinct=False
+    )
 
 
 def preferences(demand: Demand, room: NodeRoom, picks: tuple[int, ...]) -> dict[str, int]:

@@ -33,7 +33,7 @@ from apportion.placer.rooms import (
     with_run,
 )
 from apportion.placer.selection import Candidate, Selection
-from apportion.placer.state import Group, Shape, State, order_in, shape_of
+from apportion.placer.state import Group, Shape, State, is_bidding, order_in, pool_order, shape_of
 from apportion.placer.turns import Turns
 from apportion.pool.quota import ONE_JOB, Amounts
 from apportion.pool.state import JobView, NodeState
@@ -42,6 +42,8 @@ FACTS_MAX: Final = 900
 """Facts of one decision: they travel as one batch, which the bus bounds at 1,000."""
 GANG_MAX: Final = 990
 """A gang travels in one batch: a larger one can't be placed whole."""
+_PLACES: Final = 2**32
+"""More than the places of one class in any order: priorities, and bids."""
 _LAST: Final[OrderKey] = (2**63, 0, 0, JobId(""))
 """After every key."""
 MEMO_MIN: Final = 256
@@ -81,8 +83,15 @@ class Block:
     is_cordoned: bool = False
     reserved_for: JobId | None = None
     replicas_fit: int = 0
+    bids_from: int = 0
+    """Where it bids no more than anybody who runs in its market: the lowest of those bids."""
     awaits: tuple[JobId, ...] = ()
     """Who was told to stop for it, and has not left yet."""
+
+    @property
+    def is_for_room(self) -> bool:
+        """Whether it waits for room on nodes, and for no queue or operator."""
+        return not self.is_frozen and not self.is_cordoned and self.quota_of is None
 
 
 @dataclass(slots=True)
@@ -144,6 +153,7 @@ class Round:
                 pass
             # Whom others were stopped for needs nothing else kept for it, and that may let somebody else go on.
             if self.is_full or not self._evict():
+                self._outbid()
                 return
 
     def room(self, node_id: NodeId) -> NodeRoom:
@@ -313,6 +323,31 @@ class Round:
         self.facts.extend(facts)
         return bool(facts)
 
+    def is_awaited(self, job: JobView) -> bool:
+        """Whether others were told to stop for this job, and have not left yet."""
+        return self._evictions.is_awaited(job)
+
+    def _outbid(self) -> None:
+        """Note who waits as everybody who runs in the market bids as much or more."""
+        state = self.state
+        lowest = self._lowest_bid()
+        for line in self.lines if lowest else ():
+            block = line.block
+            if block is None or not block.is_for_room or block.awaits or line.at >= len(line.keys):
+                continue
+            job = state.pool.jobs[line.keys[line.at][3]]
+            if is_bidding(state, job) and job.spec.bid_micro <= lowest:
+                line.block = replace(block, bids_from=lowest)
+
+    def _lowest_bid(self) -> int:
+        """The lowest bid of those who run in the market, as the round has it; 0 where nobody does."""
+        state = self.state
+        gone = self._evictions.gone
+        before = next((bid for bid, job_id in state.bidders if job_id not in gone), 0)
+        jobs = (state.pool.jobs[job_id] for job_id in self.placed)
+        bids = [job.spec.bid_micro for job in jobs if is_bidding(state, job)]
+        return min([*bids, *([before] if before else ())], default=0)
+
     def _head(self, line: Line) -> tuple[OrderKey, int]:
         """Where the first of the line stands in its queue, and its class where that goes before shares."""
         state = self.state
@@ -320,6 +355,10 @@ class Round:
         job = state.pool.jobs[key[3]]
         leading = CLASS_RANK[job.spec.service_class] if state.settings.between_queues == "classes" else 0
         order = order_in(state, line.shape.queue)
+        if (above := pool_order(state)) in orders.RANKED:
+            # Strictly over the whole pool, whatever share its queue has.
+            rank, place = orders.rank_of(job, above)
+            leading = rank * _PLACES + place
         return orders.head_of(job, key, order, state.settings, self.now), leading
 
     def _parent_of(self, queue: QueueId) -> QueueId | None:
@@ -487,6 +526,7 @@ class Round:
                     ),
                     excluded={str(why): count for why, count in sorted(choice.excluded.items()) if count},
                     policy=policy,
+                    price_micro=self.state.kept.price_micro if is_bidding(self.state, job) else 0,
                 )
             )
 

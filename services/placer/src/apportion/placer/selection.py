@@ -7,6 +7,7 @@ from apportion.contracts.ids import NodeId
 from apportion.placer.market import Market, market_of
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies import Policy, resolved
+from apportion.placer.policies.composed import Composed
 from apportion.placer.ranking import KNOWN_MIN, Ranked, Ranking, Walk, fits_on
 from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, look_with, preferences
 from apportion.placer.state import State
@@ -36,7 +37,7 @@ class Selection:
         """Those that the round has changed."""
         self._is_memo_used = is_memo_used
         self._policies: dict[str, Policy] = {"": resolved(state.settings.policy)}
-        for name in (*state.queue_policies.values(), *state.kind_policies.values()):
+        for name in state.named_policies():
             self._policies[name] = resolved(name)
         self._outlook: Outlook | None = None
         self._market: Market | None = None
@@ -45,6 +46,11 @@ class Selection:
         """By which policy the demand is placed."""
         return self._policies[demand.policy]
 
+    def _part(self, demand: Demand) -> Policy:
+        """The same, or the part of it that such a job goes by."""
+        policy = self._policies[demand.policy]
+        return policy.policy_for(demand) if isinstance(policy, Composed) else policy
+
     def moved(self, before: NodeRoom, after: NodeRoom) -> None:
         """The round has changed this room."""
         if self._market is not None:
@@ -52,7 +58,7 @@ class Selection:
 
     def best(self, demand: Demand, ranking: Ranking, is_allowed: IsAllowed) -> list[Candidate]:
         """The one to take, then others; nothing where none of those that fit is allowed."""
-        policy = self.policy(demand)
+        policy = self._part(demand)
         if policy.weighs:
             return self._weighed(policy, demand, ranking, is_allowed)
         best: list[Candidate] = []
@@ -71,7 +77,7 @@ class Selection:
 
     def parts(self, demand: Demand, candidate: Candidate) -> dict[str, int]:
         """What the candidate's score is made of."""
-        policy = self.policy(demand)
+        policy = self._part(demand)
         met = preferences(demand, candidate.room, candidate.fit.picks)
         if not policy.weighs:
             return policy.parts(demand, candidate.room, candidate.fit.picks) | met

@@ -26,6 +26,7 @@ from apportion.placer.orders import OrderKey, Weights
 from apportion.placer.orders import S as S  # noqa: PLC0414 - others have it from here
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies.best_fit import BEST_FIT
+from apportion.placer.policies.least_response import LEAST_RESPONSE
 from apportion.placer.ranking import DeviceFits, Ranking
 from apportion.placer.reservations import length_of
 from apportion.placer.rooms import Demand, NodeRoom, demand_of, room_after, room_of_node
@@ -56,6 +57,8 @@ class Settings(Weights, frozen=True, kw_only=True):
     """Where a queue's is another: ``queue=policy``, comma-separated."""
     policy_by_kind: str = ""
     """Where a kind of work's is another, and its queue's isn't: ``kind=policy``, comma-separated."""
+    policy_for_latency: str = LEAST_RESPONSE.name
+    """Of jobs with a latency objective, where their queue's isn't another; empty: as for those without one."""
     mps_trust: str = "tenant"
     """Who may share an MPS device: ``pool``, everybody; ``tenant``, jobs of one tenant."""
     reserve_after_s: int = 30
@@ -140,6 +143,8 @@ class Kept(msgspec.Struct, kw_only=True):
     """How long its runs took lately."""
     claims: dict[JobId, Claim] = {}
     """Of jobs that wait, and that others were stopped for."""
+    price_micro: int = 0
+    """What the market asked when that was last stated."""
     preempted_at: list[int] = []
     """When jobs were preempted of late, one instant each: what the rate is bounded by."""
 
@@ -163,6 +168,9 @@ class State:
     """Live runs that must end and were not told."""
     evictable: dict[int, set[JobId]] = field(default_factory=dict)
     """Running jobs that agreed to be stopped for others, by the rank of their class."""
+    bidders: list[tuple[int, JobId]] = field(default_factory=list)
+    """Bids of those who run in the market, the lowest first, and not of those who are about to leave."""
+    bids: dict[JobId, tuple[int, JobId]] = field(default_factory=dict)
     leaving: set[JobId] = field(default_factory=set)
     """Jobs that hold something and are about to let go of some of it."""
     protections: list[tuple[int, JobId]] = field(default_factory=list)
@@ -201,6 +209,11 @@ class State:
         """What decisions depend on beside the facts."""
         return self.kept.settings
 
+    def named_policies(self) -> list[str]:
+        """The policies that the settings name for some jobs."""
+        latency = self.settings.policy_for_latency
+        return [*self.queue_policies.values(), *self.kind_policies.values(), *([latency] if latency else ())]
+
 
 def state_of(kept: Kept) -> State:
     """The state with its indexes built anew."""
@@ -218,12 +231,19 @@ def state_of(kept: Kept) -> State:
 
 def demand_of_job(state: State, job: JobView) -> Demand:
     """What each replica of the job needs of a node, under the present settings."""
+    spec, settings = job.spec, state.settings
+    policy = state.queue_policies.get(spec.queue, "")
+    if not policy and spec.latency_ms:
+        policy = settings.policy_for_latency
+    policy = policy or state.kind_policies.get(spec.kind, "")
+    is_by_workload = "throughput:" in (policy or settings.policy)
     return demand_of(
-        job.spec,
+        spec,
         job.tenant,
-        is_pool_trusted=state.settings.mps_trust != "tenant",
+        is_pool_trusted=settings.mps_trust != "tenant",
         avoid=job.avoid_nodes,
-        policy=state.queue_policies.get(job.spec.queue) or state.kind_policies.get(job.spec.kind, ""),
+        policy=policy,
+        workload=(spec.labels.get("workload") or str(spec.kind)) if is_by_workload else "",
     )
 
 
@@ -238,18 +258,32 @@ def order_in(state: State, queue: QueueId) -> QueueOrder:
     view = state.pool.queues.get(queue)
     if view is not None and view.order is not None:
         return view.order
-    return QueueOrder.SEED if state.settings.order == QueueOrder.SEED else QueueOrder.CLASSES
+    named = orders.order_of_policy(state.queue_policies.get(queue) or state.settings.policy)
+    return named or pool_order(state)
+
+
+def pool_order(state: State) -> QueueOrder:
+    """The order of queues that neither say theirs nor have a policy that brings one."""
+    named = orders.order_of_policy(state.settings.policy)
+    asked = state.settings.order
+    return named or (QueueOrder(asked) if asked in set(QueueOrder) else QueueOrder.CLASSES)
+
+
+def is_bidding(state: State, job: JobView) -> bool:
+    """Whether the job takes part in the market."""
+    return job.spec.bid_micro > 0 and order_in(state, job.spec.queue) is QueueOrder.BIDS
 
 
 def shape_of(state: State, job: JobView) -> Shape:
     """Where the job waits."""
     queue = state.pool.queues.get(job.spec.queue)
-    is_in_turns = queue is not None and queue.is_fair and len(queue.tenants) > 1
+    order = order_in(state, job.spec.queue)
+    is_in_turns = queue is not None and queue.is_fair and len(queue.tenants) > 1 and order not in orders.RANKED
     return Shape(
         job.spec.queue,
         demand_of_job(state, job),
         job.tenant if is_in_turns else TenantId(""),
-        orders.line_of(job, order_in(state, job.spec.queue)),
+        orders.line_of(job, order),
         length_of(job) if state.settings.reserve_after_s >= 0 else 0,
     )
 
@@ -326,6 +360,8 @@ def evolve(state: State, entry: Entry) -> State:
                 settle(state, event.parent, entry.recorded_at)
             # Lines and their order may be others now.
             jobs.update(job_id for job_id, job in pool.jobs.items() if job.spec.queue == event.queue)
+        case ev.PriceSet():
+            state.kept.price_micro = event.price_micro
         case ev.PreemptionDecided():
             state.kept.claims[event.job_id] = Claim(event.nodes, event.runs, event.victims)
             recent = [at for at in state.kept.preempted_at if at > entry.recorded_at - RATE_NS]
@@ -496,6 +532,8 @@ def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
                 del state.evictable[rank]
             break
     state.leaving.discard(job_id)
+    if (bid := state.bids.pop(job_id, None)) is not None:
+        del state.bidders[bisect_left(state.bidders, bid)]
     if (until := state.protected.pop(job_id, None)) is not None:
         del state.protections[bisect_left(state.protections, (until, job_id))]
     if job is None:
@@ -511,6 +549,9 @@ def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
     insort(state.queue_holders.setdefault(job.spec.queue, []), key)
     if leaving_of(job):
         state.leaving.add(job_id)
+    elif is_bidding(state, job):
+        bid = state.bids[job_id] = (job.spec.bid_micro, job_id)
+        insort(state.bidders, bid)
     if job.spec.preemptible and job.state is JobState.RUNNING:
         state.evictable.setdefault(CLASS_RANK[job.spec.service_class], set()).add(job_id)
         until = state.protected[job_id] = protected_until(job, state.settings.preempt_spares_s)

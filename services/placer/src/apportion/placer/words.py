@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from apportion.placer.policies import best_fit, pack
+from apportion.placer.policies import best_fit, bidding, gradient, pack, strict_priority
 from apportion.placer.rooms import MODE_STEP, PREFERRED
 
 _BOTH: Final = 2000
@@ -12,9 +12,15 @@ _BOTH: Final = 2000
 
 def score_words(policy: str, parts: Mapping[str, int]) -> str:
     """The parts of one candidate's score; ``policy`` is the id that the decision names, or the policy's name."""
-    name = policy.partition("@")[0]
+    name = _part_of(policy.partition("@")[0])
     said = [_common(part, value) or _own(name, part, value) for part, value in parts.items()]
     return ", ".join(filter(None, said)) or "nothing tells it apart"
+
+
+def _part_of(name: str) -> str:
+    """What a policy that gives the order places by."""
+    first, _, part = name.partition(":")
+    return (part or "best_fit") if first in {strict_priority.NAME, bidding.NAME} else name
 
 
 def _common(part: str, value: int) -> str | None:
@@ -56,7 +62,9 @@ def _own(policy: str, part: str, value: int) -> str:
         case "headroom", "bids":
             return f"{_devices(amount)} bid for what is scarce" if value else ""
         case "fragmentation_gradient", "weight":
-            return f"{value} of 100 points for keeping fragments few"
+            steps, points = -(value // gradient.PREFERENCE), value % gradient.PREFERENCE
+            down = f"{steps} step(s) down its list of models, " if steps else ""
+            return f"{down}{points} of 100 points for keeping fragments few"
         case _, "bids":
             return "" if not value else f"bids {value}"
         case _:

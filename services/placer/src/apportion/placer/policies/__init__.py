@@ -10,12 +10,15 @@ from typing import Final
 
 from apportion.placer.policies.base import Policy, policy_id
 from apportion.placer.policies.best_fit import BEST_FIT
+from apportion.placer.policies.bidding import Bidding
 from apportion.placer.policies.gradient import GRADIENT
 from apportion.placer.policies.headroom import HEADROOM
+from apportion.placer.policies.hybrid import Hybrid
 from apportion.placer.policies.least_response import LEAST_RESPONSE
 from apportion.placer.policies.pack import PACK
 from apportion.placer.policies.round_robin import ROUND_ROBIN
 from apportion.placer.policies.spread import SPREAD
+from apportion.placer.policies.strict_priority import StrictPriority
 from apportion.placer.policies.throughput import Throughput
 from apportion.placer.policies.weighted import Weighted
 
@@ -23,8 +26,26 @@ BUILT_IN: Final[tuple[Policy, ...]] = (BEST_FIT, GRADIENT, HEADROOM, LEAST_RESPO
 POLICIES: Final[dict[str, Policy]] = {policy.name: policy for policy in BUILT_IN}
 """Every policy that a pool can be set to, by name; those of third parties once they are registered."""
 
-MAKERS: Final[dict[str, Callable[[str], Policy]]] = {"throughput": Throughput, "weighted": Weighted}
-"""Policies that are made of what stands behind their name and a colon; they raise ValueError where that is nonsense."""
+
+def _part(name: str) -> Policy:
+    """A part of a composed policy."""
+    try:
+        return resolved(name)
+    except PolicyUnknown as err:
+        raise ValueError(str(err)) from err
+
+
+MAKERS: Final[dict[str, Callable[[str], Policy]]] = {
+    "bidding": lambda of: Bidding(of, _part),
+    "hybrid": lambda of: Hybrid(of, _part),
+    "strict_priority": lambda of: StrictPriority(of, _part),
+    "throughput": Throughput,
+    "weighted": Weighted,
+}
+"""Policies that are made of what stands behind their name and a colon; they raise ValueError where that is nonsense.
+
+What is remembered of a composed one goes with the names of its parts, and those are registered once.
+"""
 
 
 class PolicyUnknown(LookupError):

@@ -8,6 +8,7 @@ the most frequent of what this pool was asked lately, up to 95 in 100. Weighed a
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
+from apportion.placer.market import Market
 from apportion.placer.mix import Asked
 from apportion.placer.outlook import Outlook
 from apportion.placer.packing.fragmentation import LOGISTIC_STEPS
@@ -17,6 +18,8 @@ from apportion.placer.rooms import Demand, Fit, NodeRoom, amounts_on
 from apportion.placer.values import is_untouched
 
 CANDIDATES: Final = 32
+PREFERENCE: Final = 1_000
+"""What a step down the job's list of models costs: more than fragments ever do."""
 _POPULAR_PERCENT: Final = 95
 _TYPICAL_MAX: Final = 64
 """Demands that are looked at on each node: the rest are rare, and time is not."""
@@ -34,7 +37,8 @@ class Gradient(Plain):
 
     is_blind = True
     name = "fragmentation_gradient"
-    rules = f"tightest {CANDIDATES};logistic 0 to 100;popular {_POPULAR_PERCENT} in 100,at most {_TYPICAL_MAX}"
+    version = "2"
+    rules = f"model;tightest {CANDIDATES};logistic 0 to 100;popular {_POPULAR_PERCENT} in 100,at most {_TYPICAL_MAX}"
     weighs = CANDIDATES
 
     def choose(self, demand: Demand, room: NodeRoom, fits: list[int]) -> Fit:
@@ -42,7 +46,7 @@ class Gradient(Plain):
         return Fit(-tightness(room), tuple(fits[: demand.devices]))
 
     def weigh(self, outlook: Outlook, demand: Demand, room: NodeRoom, fits: list[int]) -> Fit:
-        """From 0 to 100: the less fragmentation grows, the more."""
+        """From 0 to 100: the less fragmentation grows, the more. A thousand less for each step down the job's list."""
         typical, weight = typical_of(outlook)
         frees = [_free_of(room, place) for place in range(len(room.devices))]
         before = _useless(typical, room.free_cpu_milli, frees, weight)
@@ -59,7 +63,7 @@ class Gradient(Plain):
                 (preference_of(demand, room, (place,)), room.devices[place].memory_mib, place) for place in fits
             )
             choices = [tuple(sorted(place for *_, place in ranked[: demand.devices]))]
-        best = Fit(-1, ())
+        best: Fit | None = None
         for picks in choices:
             after = [
                 free if at not in picks else _rest(demand, room, at, is_whole=demand.is_whole)
@@ -67,9 +71,17 @@ class Gradient(Plain):
             ]
             growth = _useless(typical, cpu, after, weight) - before
             score = bisect_right(LOGISTIC_STEPS, -growth * 500 // weight) if weight else 0
-            if score > best.score:
+            score -= PREFERENCE * preference_of(demand, room, picks)
+            if best is None or score > best.score:
                 best = Fit(score, picks)
+        assert best is not None
         return best
+
+    def level(self, market: Market, demand: Demand, group: str) -> int:
+        """Nodes with devices that the job likes better first, whatever they would fragment."""
+        del market
+        liked = [demand.models.index(model) for model in group.split("+") if model in demand.models]
+        return min(liked, default=0)
 
 
 def typical_of(outlook: Outlook) -> tuple[list[tuple[Asked, int]], int]:

@@ -7,7 +7,8 @@ Written ``weighted:AIM=WEIGHT+AIM=WEIGHT``. Every aim is a number from 0 to 1000
 - ``quiet_device``, ``quiet_node``: the opposite of those;
 - ``balance``: how even compute and memory are that the device has left afterwards.
 
-The weights are part of the policy's name, and so of every decision.
+Where ``model`` is no aim, the job's list is kept strictly, whatever the others say. The weights are part of the
+policy's name, and so of every decision.
 """
 
 from typing import Final
@@ -18,13 +19,16 @@ from apportion.placer.rooms import Demand, Fit, NodeRoom
 
 AIMS: Final = ("model", "full_device", "full_node", "quiet_device", "quiet_node", "balance")
 _WEIGHT_MAX: Final = 10_000
+_MODEL: Final = 10**9
+"""A step down the job's list, where it is kept strictly: more than all aims are worth together."""
 
 
 class Weighted(Plain):
     """See the module."""
 
     is_blind = True
-    rules = ",".join(AIMS)
+    version = "2"
+    rules = f"{','.join(AIMS)};model first where it is no aim"
 
     def __init__(self, weights: str) -> None:
         """Raises ValueError where the weights can't be read."""
@@ -55,7 +59,10 @@ class Weighted(Plain):
             "quiet_node": node,
             "balance": 1000 - sum(_unevenness(demand, room, place) for place in picks) // count,
         }
-        return {aim: found[aim] * weight for aim, weight in self._weights.items()}
+        parts = {aim: found[aim] * weight for aim, weight in self._weights.items()}
+        if "model" not in parts and demand.models:
+            parts["model"] = -preference_of(demand, room, picks) * _MODEL
+        return parts
 
 
 def _unevenness(demand: Demand, room: NodeRoom, place: int) -> int:
