@@ -18,7 +18,7 @@ from apportion.contracts.causes import RunCause
 from apportion.contracts.envelope import Basis, Entry, Stream
 from apportion.contracts.ids import NodeId, PoolId, RunId
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement, a_queue
-from apportion.monitor import segments
+from apportion.monitor import manifest, segments
 from apportion.monitor.log import EventLog, messages_of, verify
 from apportion.monitor.projections import entry_of
 from apportion.monitor.segments import SegmentsUnusable
@@ -88,11 +88,11 @@ def test_a_log_goes_through_parquet_and_back(backup: Path, tmp_path: Path) -> No
     import duckdb
 
     assert outcome(["log", "export", str(tmp_path / "out"), "--file", str(backup), "-o", "json"]) == 0
-    manifest = segments.read(tmp_path / "out")
-    assert [(one.day, one.first_ordinal, one.last_ordinal) for one in manifest.segments] == [
+    held = segments.read(tmp_path / "out")
+    assert [(one.day, one.first_ordinal, one.last_ordinal) for one in held.segments] == [
         ("2026-09-01", 1, 5), ("2026-09-02", 6, 9), ("2026-09-03", 10, 14),
     ]  # fmt: skip
-    assert [one.prev_hash for one in manifest.segments[1:]] == [one.last_hash for one in manifest.segments[:-1]]
+    assert [one.prev_hash for one in held.segments[1:]] == [one.last_hash for one in held.segments[:-1]]
     found = duckdb.connect().execute(f"SELECT count(*) FROM '{tmp_path}/out/*.parquet'").fetchone()
     assert found == (14,)
     assert outcome(["log", "import", str(tmp_path / "out"), str(tmp_path / "again.duckdb")]) == 0
@@ -111,8 +111,8 @@ def test_a_log_goes_through_parquet_and_back(backup: Path, tmp_path: Path) -> No
 def test_a_folder_that_was_changed_makes_no_log(backup: Path, tmp_path: Path) -> None:
     """By its digests where a file differs; by the chain where somebody fitted the digests, too."""
     folder = tmp_path / "out"
-    manifest = segments.export(backup, folder)
-    first, second, third = (folder / one.file for one in manifest.segments)
+    held = segments.export(backup, folder)
+    first, second, third = (folder / one.file for one in held.segments)
     content = second.read_bytes()
     second.write_bytes(content[:-1] + b"x")
     with pytest.raises(SegmentsUnusable, match="2026-09-02"):
@@ -120,8 +120,7 @@ def test_a_folder_that_was_changed_makes_no_log(backup: Path, tmp_path: Path) ->
     second.unlink()
     with pytest.raises(SegmentsUnusable, match="found another or none"):
         segments.import_(folder, tmp_path / "log.duckdb")
-    shorter = msgspec.structs.replace(manifest, segments=(manifest.segments[0], manifest.segments[2]))
-    (folder / segments.MANIFEST).write_bytes(msgspec.json.encode(shorter))
+    manifest.write(folder, msgspec.structs.replace(held, segments=(held.segments[0], held.segments[2])))
     with pytest.raises(SegmentsUnusable, match="row 6: row 6 is missing"):
         segments.import_(folder, tmp_path / "log.duckdb")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
@@ -138,11 +137,27 @@ def test_a_log_that_is_not_what_was_written_restores_nothing(backup: Path, tmp_p
     assert not (tmp_path / "new" / "log").exists()
 
 
+def test_the_pools_own_log_is_made_of_a_folder(backup: Path, tmp_path: Path) -> None:
+    """Where the pool has none: a log that is there is never written over."""
+    segments.export(backup, tmp_path / "out")
+    command = ["log", "import", str(tmp_path / "out"), "--data-dir", str(tmp_path / "new")]
+    assert outcome(command) == 0
+    assert rows_of(tmp_path / "new" / "log" / "main.duckdb") == rows_of(backup)
+    assert outcome(command) == 9
+
+
 @pytest.mark.integration
 def test_a_pool_goes_on_from_its_log_alone(backup: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On an empty bus: every message at its sequence, as it decoded before, and a monitor that goes on with the log."""
+    """On an empty bus: every message at its sequence, as it decoded before, and a monitor that goes on with the log.
+
+    Its first days had been sealed before it was backed up: a file, and a folder beside it.
+    """
     data_dir = tmp_path / "new"
-    assert outcome(["restore", str(backup), "--data-dir", str(data_dir), "-o", "json"]) == 0
+    source = Path(shutil.copyfile(backup, tmp_path / "sealed.duckdb"))
+    with EventLog.open(source) as log:
+        made = segments.seal(log, NOON + 9 * DAY, Signer(bytes(32)).sign_manifest)
+        assert [one.day for one in made] == ["2026-09-01", "2026-09-02"]
+    assert outcome(["restore", str(source), "--data-dir", str(data_dir), "-o", "json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out)["streams"] == {"wishes": 4, "facts": 10}
     assert outcome(["restore", str(backup), "--data-dir", str(data_dir)]) == 2, "there is a pool in it now"
     asyncio.run(_goes_on(backup, data_dir))

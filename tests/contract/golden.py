@@ -38,6 +38,7 @@ _TEXT = {
     "external_uri": "https://example.org/jobs/7",
     "not_before": "2026-09-01T12:00:00Z",
     "deadline": "2026-09-02T12:00:00.5+02:00",
+    "before": "2026-09-02T00:00:00Z",
     "kind": "gpu",
     "actor": "user:alice",
     "currency": "EUR",

@@ -402,7 +402,7 @@ class Checker:
             if author is None:
                 author = (
                     MONITOR
-                    if entry.subject_type.startswith(("Node", "ControlPlane", "RateCard", "Alert", "Fault"))
+                    if entry.subject_type.startswith(("Node", "ControlPlane", "RateCard", "Alert", "Fault", "Log"))
                     else ADMISSION
                 )
             must(self.answers[str(author), seq] == 1, "every wish has one answer", seq, event)

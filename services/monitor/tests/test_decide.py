@@ -764,3 +764,26 @@ def test_a_rate_card_that_says_two_things_is_refused(
     assert isinstance(not_permitted, ev.NodeWishRejected)
     assert (refused.field, refused.code, bool(refused.expected), bool(refused.found)) == (field, code, True, True)
     assert not_permitted.code is Refusal.NOT_PERMITTED
+
+
+def test_days_of_the_log_are_sealed_up_to_the_last_midnight() -> None:
+    """The day that goes on is nobody's to seal, whatever was asked for; and tenants seal nothing."""
+    pool = Pool()
+    midnight = NOON - 12 * 3_600_000_000_000
+    pool.wish(ev.LogSealRequested(reason="space"), actor="user:ann")
+    pool.wish(ev.LogSealRequested(before="2026-08-31T13:00:00Z", reason="space"))
+    pool.wish(ev.LogSealRequested(before="2027-01-01T00:00:00Z", reason="space", dry_run=True))
+    pool.wish(ev.LogSealRequested(before="2026-02-31T00:00:00Z", reason="space"))
+    pool.wish(ev.LogSealRequested(reason="space"), tenant=ACME)
+    whole, earlier, judged, no_instant, not_permitted = pool.decided()
+    assert whole == ev.LogSealOrdered(
+        before_at=midnight, actor="user:ann", reason="space", answers=1, caused_by="wish-1"
+    )
+    assert isinstance(earlier, ev.LogSealOrdered)
+    assert earlier.before_at == midnight - 86_400_000_000_000
+    assert isinstance(judged, ev.NodeWishJudged)
+    assert str(midnight) in judged.would[0]
+    assert isinstance(no_instant, ev.NodeWishRejected)
+    assert (no_instant.field, no_instant.code) == ("before", Refusal.FIELD_INVALID)
+    assert isinstance(not_permitted, ev.NodeWishRejected)
+    assert not_permitted.code is Refusal.NOT_PERMITTED

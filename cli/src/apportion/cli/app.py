@@ -94,6 +94,7 @@ def outcome(arguments: list[str] | None = None) -> int:
         fault_commands,
         isolation_commands,
         job_commands,
+        keeping_commands,
         key_commands,
         log_commands,
         plan_commands,

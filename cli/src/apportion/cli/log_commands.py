@@ -85,7 +85,8 @@ def log_verify(
 ) -> int:
     """Recompute every hash of the log and check every signature over it.
 
-    Ends with 9, naming the first bad sequence, where it is not what was written. A key and anchors that were kept out
+    Ends with 9, naming the first bad sequence, where it is not what was written; sealed segments are held against their
+    signed manifest, too. A key and anchors that were kept out
     of the reach of the log's own administrator prove most.
     """
     import msgspec
@@ -95,18 +96,21 @@ def log_verify(
     from apportion.monitor.signing import key_path, public_key_of, public_key_path
 
     if file is not None:
-        path, public = Path(file), None
-        beside = side_file(path)
+        path, public, own = Path(file), None, Path(file)
     else:
         place = place_of(data_dir, pool, bus_url)
-        path, public = log_to_read(place), public_key_path(key_path(place.data_dir))
-        beside = side_file(_log_of(place))
+        path, public, own = log_to_read(place), public_key_path(key_path(place.data_dir)), log_of(place)
     if key is not None:
         trusted: str | None = public_key_of(key)
     else:
         trusted = public_key_of(str(public)) if public is not None and public.exists() else None
-    kept = Path(anchors) if anchors is not None else beside
-    verdict = attest.verify(path, public_key=trusted, anchors=_kept_anchors(path, kept, is_given=anchors is not None))
+    kept = Path(anchors) if anchors is not None else side_file(own)
+    verdict = attest.verify(
+        path,
+        public_key=trusted,
+        anchors=_kept_anchors(path, kept, is_given=anchors is not None),
+        segments_of=own,
+    )
     content = {"path": str(path), **msgspec.to_builtins(verdict)}
 
     def text() -> str:
@@ -243,10 +247,11 @@ def _play(path: Path, folds: Path | None, *, span: tuple[str, str | None], speed
 
 def folds_of(place: "Place") -> Path:
     """Where folds of the pool's log are kept, whichever copy of it is read."""
-    return _log_of(place).with_suffix(".folds")
+    return log_of(place).with_suffix(".folds")
 
 
-def _log_of(place: "Place") -> Path:
+def log_of(place: "Place") -> Path:
+    """The pool's log itself, whoever writes it."""
     from apportion.cli.places import log_file
 
     return log_file(place.data_dir, place.pool)
@@ -314,17 +319,25 @@ def log_export(
 
 @log_group.command("import")
 @click.argument("folder", type=click.Path(file_okay=False, exists=True, path_type=Path))
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @output_option
-def log_import(*, folder: Path, file: Path, output: str) -> None:
-    """Make the log FILE of an exported FOLDER. Ends with 9, and makes none, where its chain isn't whole."""
+@pool_options
+def log_import(
+    *, folder: Path, file: Path | None, output: str, data_dir: str | None, pool: str | None, bus_url: str | None
+) -> None:
+    """Make the log FILE of an exported FOLDER; without FILE the pool's own log, where it has none.
+
+    Ends with 9, and makes none, where its chain isn't whole. A pool's log goes with its bus: `apportion restore` makes
+    both.
+    """
     import msgspec
 
     from apportion.monitor.segments import import_
 
-    verdict = import_(folder, file)
-    content = {"path": str(file), **msgspec.to_builtins(verdict)}
-    print_object(content, kind="verdict", output=output, text=lambda: f"ok: {verdict.rows} rows, chain whole ({file})")
+    path = file if file is not None else log_of(place_of(data_dir, pool, bus_url))
+    verdict = import_(folder, path)
+    content = {"path": str(path), **msgspec.to_builtins(verdict)}
+    print_object(content, kind="verdict", output=output, text=lambda: f"ok: {verdict.rows} rows, chain whole ({path})")
 
 
 @cli.command()

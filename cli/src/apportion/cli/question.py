@@ -34,9 +34,10 @@ async def ask_sql(place: Place, statement: str, *, limit: int = 1_000) -> Found:
             answer = await ask(bus, "sql", {"statement": statement, "limit": limit, "actor": actor()})
         source = "monitor"
     else:
+        from apportion.monitor.log import whole
         from apportion.monitor.sql import ask as ask_file
 
-        answer = ask_file(log_file(place.data_dir, place.pool), statement, limit=limit)
+        answer = ask_file(whole(log_file(place.data_dir, place.pool)), statement, limit=limit)
         if "error" in answer:
             raise CommandFailed(str(answer["error"]["message"]), code=Exit.FAILURE)
         source = f"{log_file(place.data_dir, place.pool)} (the pool is not running)"

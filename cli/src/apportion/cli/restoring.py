@@ -17,6 +17,7 @@ from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import PoolId
 from apportion.monitor import attest, segments
 from apportion.monitor.log import Stored, messages_of
+from apportion.monitor.manifest import sealed_folder
 from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.stream import Bus
 
@@ -48,6 +49,8 @@ def restore(source: Path, data_dir: Path, pool: str) -> dict[str, Any]:
                 code=Exit.INTEGRITY,
             )
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if sealed_folder(source).exists():
+            shutil.copytree(sealed_folder(source), sealed_folder(path))
         shutil.copyfile(source, path)
         rows = verdict.rows
     return {"log": str(path), "rows": rows, "streams": run(_fill_bus(path, data_dir, pool))}

@@ -646,6 +646,16 @@ class FaultClearRequested(Wish, frozen=True, kw_only=True, tag="FaultClearReques
     dry_run: bool = False
 
 
+class LogSealRequested(Wish, frozen=True, kw_only=True, tag="LogSealRequested.v1"):
+    """An operator asks that past days of the log become segments. Answered by LogSealOrdered or NodeWishRejected."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    before: Timestamp | None = None
+    """Days that ended by then. None: all days that have ended."""
+    reason: Reason
+    dry_run: bool = False
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Facts
 # --------------------------------------------------------------------------------------------------------------------
@@ -1651,6 +1661,19 @@ class AuditQueryRun(Fact, frozen=True, kw_only=True, tag="AuditQueryRun.v1"):
     """Why there was no answer; empty where there was one."""
 
 
+class LogSealOrdered(Fact, frozen=True, kw_only=True, tag="LogSealOrdered.v1"):
+    """Days of the log that ended by this instant become sealed segments. Written by monitor.
+
+    Nothing that the log says changes by it. Each log of the pool seals its own rows, once they are signed.
+    """
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    before_at: Instant
+    actor: str
+    reason: str
+    answers: int
+
+
 class FaultInjected(Fact, frozen=True, kw_only=True, tag="FaultInjected.v1"):
     """This is broken on purpose until then. Written by monitor; the supervisor of the machine does it."""
 
@@ -1758,6 +1781,7 @@ MonitorWish = (
     | AlertSilenceRequested
     | FaultInjectionRequested
     | FaultClearRequested
+    | LogSealRequested
 )
 AnyWish = JobWish | MonitorWish
 
@@ -1807,6 +1831,7 @@ MonitorFact = (
     | AlertSilenced
     | RateCardChanged
     | AuditQueryRun
+    | LogSealOrdered
 )
 AnyFact = LeaseClaimed | JobFact | PlacerFact | AgentFact | MonitorFact
 

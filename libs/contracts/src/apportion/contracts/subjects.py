@@ -212,6 +212,8 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             return f"{prefix}.rates"
         case ev.AuditQueryRun():
             return f"{prefix}.audit"
+        case ev.LogSealOrdered():
+            return f"{prefix}.log"
         case (
             ev.ControlPlaneFrozen()
             | ev.ControlPlaneThawed()

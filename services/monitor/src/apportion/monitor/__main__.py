@@ -19,6 +19,7 @@ from apportion.monitor.auditing import Recorder
 from apportion.monitor.checkpoints import Checkpoints
 from apportion.monitor.figures import Figures
 from apportion.monitor.hearing import Hearing
+from apportion.monitor.keeping import Keeper
 from apportion.monitor.log import EventLog, log_path
 from apportion.monitor.measures import Seen, measures_of
 from apportion.monitor.notify import Notifier
@@ -92,9 +93,10 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             **settings.link(),
         )
         await bus.provision(replicas=settings.bus_replicas)
+        signer = signer_at(key_path(settings.data_dir))
         checkpoints = Checkpoints(
             event_log,
-            signer_at(key_path(settings.data_dir)),
+            signer,
             pool=pool,
             anchor_command=settings.anchor_command,
             anchor_s=settings.anchor_s,
@@ -104,6 +106,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             bus,
             batch_s=settings.log_batch_ms / 1000,
             checkpoints=checkpoints,
+            keeper=Keeper(event_log, signer),
             on_logged=metrics.logged,
         )
         recorder = Recorder()

@@ -12,12 +12,13 @@ import msgspec
 from msgspec.structs import replace
 
 from apportion.contracts.envelope import Stream
-from apportion.monitor import damage
-from apportion.monitor.log import BadRow, LogFile, Verdict
+from apportion.monitor import damage, manifest
+from apportion.monitor.log import BadRow, LogFile, LogUnavailable, Verdict, sealed_of
 from apportion.monitor.signing import Checkpoint
 
 UNSIGNED_ROWS_MAX: Final = 4_000
 """A writer signs at least every 1,000 rows, after the batch (of two streams) that reached them."""
+_DAMAGED: Final = "the file isn't as it was sealed"
 
 
 class AnchorsUnusable(Exception):
@@ -26,12 +27,28 @@ class AnchorsUnusable(Exception):
     exit_code = 2
 
 
-def verify(path: Path, *, public_key: str | None = None, anchors: Sequence[Checkpoint] = ()) -> Verdict:
-    """The verdict on a log that nobody writes. Raises LogUnavailable.
+def verify(
+    path: Path,
+    *,
+    public_key: str | None = None,
+    anchors: Sequence[Checkpoint] = (),
+    segments_of: Path | None = None,
+) -> Verdict:
+    """The verdict on a log that nobody writes, and on its sealed segments. Raises LogUnavailable.
 
     With ``public_key`` checkpoints by any other key are bad, and so is a log without one. ``anchors`` are checkpoints
-    that were kept elsewhere, in any order.
+    that were kept elsewhere, in any order. ``segments_of`` is the log that a copy was made of, with its segments.
     """
+    sealed = sealed_of(path)
+    bad = _missealed(manifest.sealed_folder(path), sealed, public_key) if sealed else None
+    if bad is None and segments_of is not None and segments_of != path:
+        folder = manifest.sealed_folder(segments_of)
+        bad = _missealed(folder, None, public_key) if folder.exists() else None
+    if bad is not None:
+        closer = _looked_closer(path, bad)
+        if closer is not None and closer.first_bad is not None:
+            return closer
+        return Verdict(ok=False, rows=bad.ordinal - 1, head_ordinal=0, head_hash="", first_bad=bad)
     verdict = damage.verify(path)
     if not verdict.ok:
         return verdict
@@ -40,6 +57,53 @@ def verify(path: Path, *, public_key: str | None = None, anchors: Sequence[Check
         return _attested(log, verdict, public_key, anchors)
     finally:
         log.close()
+
+
+def _looked_closer(path: Path, bad: BadRow) -> Verdict | None:
+    """The verdict by the chain, which may know the row itself; None where it can't be told."""
+    if bad.what.endswith(_DAMAGED):
+        return damage.looked_into(path)  # in a process of its own, which may end over it
+    try:
+        return damage.verify(path)
+    except LogUnavailable:
+        return None
+
+
+def _missealed(folder: Path, sealed: int | None, public_key: str | None) -> BadRow | None:
+    """The first row whose segment isn't as it was sealed, by the manifest, its signature and digests; None for none.
+
+    ``sealed`` is the last row that has to be in a segment; None: as many as the manifest says. ``public_key`` is who
+    must have signed; None: anybody.
+    """
+    try:
+        whole = manifest.read(folder)
+    except (OSError, msgspec.MsgspecError) as err:
+        return _bad_row(1, f"the manifest of sealed segments can't be read: {_first_line(err)}")
+    if not whole.is_signed:
+        return _bad_row(1, "the manifest of sealed segments was changed: its signature doesn't fit")
+    if public_key is not None and whole.public_key != public_key:
+        return _bad_row(1, f"the manifest of sealed segments was signed by another key: {whole.public_key}")
+    at = 1
+    for segment in whole.segments:
+        if sealed is not None and segment.first_ordinal > sealed:
+            break  # written, and not let go by the file when its writer died
+        if segment.first_ordinal != at:
+            return _bad_row(at, "no segment holds it")
+        file = folder / segment.file
+        if not file.is_file():
+            return _bad_row(at, f"its segment {segment.file} is gone")
+        if manifest.digest(file) != segment.sha256:
+            return _bad_row(at, f"it or a later row of its segment {segment.file} was changed: {_DAMAGED}")
+        at = segment.last_ordinal + 1
+    return None if sealed is None or at == sealed + 1 else _bad_row(at, "no segment holds it")
+
+
+def _bad_row(ordinal: int, what: str) -> BadRow:
+    return BadRow(ordinal=ordinal, stream="", stream_seq=0, what=what)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
 
 
 def anchors_in(path: Path) -> list[Checkpoint]:

@@ -291,6 +291,7 @@ def evolve(state: State, entry: Entry) -> State:
             | ev.AlertSilenced()
             | ev.FaultInjected()
             | ev.FaultCleared()
+            | ev.LogSealOrdered()
         ):
             _note_answer(state, event.answers)
         case ev.AuditQueryRun():

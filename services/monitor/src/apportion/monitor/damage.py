@@ -16,6 +16,7 @@ import msgspec
 
 from apportion.monitor import log
 from apportion.monitor.log import BadRow, LogError, Verdict
+from apportion.monitor.manifest import sealed_folder
 
 SECONDS_MAX: Final = 600.0
 _BLOCKS_MAX: Final = 1_000
@@ -31,7 +32,7 @@ def verify(path: Path) -> Verdict:
     verdict = log.verify(path)
     if verdict.first_bad is None or _CHECKSUM.search(verdict.first_bad.what) is None:
         return verdict
-    closer = _looked_into(path)
+    closer = looked_into(path)
     if closer is None or closer.first_bad is None:
         return verdict
     bad = closer.first_bad
@@ -39,11 +40,12 @@ def verify(path: Path) -> Verdict:
     return msgspec.structs.replace(closer, first_bad=msgspec.structs.replace(bad, what=what))
 
 
-def _looked_into(path: Path) -> Verdict | None:
-    """The verdict on what the damaged blocks hold; None where that can't be told."""
+def looked_into(path: Path) -> Verdict | None:
+    """The verdict on what damaged blocks and segments hold; None where that can't be told."""
     with tempfile.TemporaryDirectory(prefix="apportion-verify-") as folder:
         try:
             copy = Path(shutil.copyfile(path, Path(folder) / path.name))
+            sealed_folder(copy).symlink_to(sealed_folder(path).absolute())
             found = subprocess.run(
                 [sys.executable, "-I", "-m", "apportion.monitor.damage", str(copy)],
                 capture_output=True,

@@ -1,6 +1,7 @@
 """The event log: every message of both streams, one row each, append-only, exactly once. The only importer of DuckDB.
 
 One process writes (EventLog); nobody else can open the file meanwhile, so it also makes the copies that others read.
+Past days may lie in sealed segments beside the file (``segments``): then ``events`` is both, wherever a log is opened.
 Rows and the position they reach are one transaction: whatever is killed when, the next life goes on at the right
 message. Nothing is indexed and nothing is unique by constraint: positions make it so, and indexes are what breaks.
 
@@ -22,11 +23,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import duckdb
+import msgspec
 from msgspec import Struct
 
 from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import PoolId
-from apportion.monitor import chain
+from apportion.monitor import chain, manifest
 from apportion.monitor.projections import ENVELOPE_COLUMNS, Recorded, columns_of
 
 SCHEMA: Final = 1
@@ -275,6 +277,8 @@ class EventLog:
         self.head = Head()
         self.signed_ordinal = 0
         """The newest row that a checkpoint speaks for."""
+        self.sealed_ordinal = 0
+        """Rows up to here are in segments, and in the file no more."""
 
     @classmethod
     def open(cls, path: Path, *, memory_limit: str = "512MB") -> Self:
@@ -387,6 +391,38 @@ class EventLog:
         except duckdb.Error as err:
             raise LogUnavailable(path=self.path, detail=_first_line(err)) from err
 
+    def beside(self) -> "LogFile":
+        """The rows of the file itself, without sealed ones, for reading in another thread. To be closed."""
+        return LogFile(self.path, self._connection.cursor())
+
+    def let_go(self, last: int) -> None:
+        """Rows up to this one are in segments from here on, which the folder's manifest names, and in the file no more.
+
+        Between two appends. Raises LogWriteFailed; then the file has them still.
+        """
+        connection = self._connection
+        with self._copying_lock, self._reading_lock:  # nobody asks between the two
+            try:
+                connection.begin()
+                try:
+                    connection.execute("DELETE FROM events WHERE ordinal <= ?", [last])
+                    connection.execute("DELETE FROM meta WHERE key = 'sealed'")
+                    connection.execute("INSERT INTO meta VALUES ('sealed', ?)", [str(last)])
+                    connection.commit()
+                except BaseException:
+                    with contextlib.suppress(duckdb.Error):
+                        connection.rollback()
+                    raise
+            except duckdb.Error as err:
+                raise LogWriteFailed(rows=last, detail=_first_line(err)) from err
+            self.sealed_ordinal = last
+            self._span()
+
+    def _span(self) -> None:
+        """Have the readers' ``events`` be the file's rows and the sealed ones."""
+        for cursor in (self._reading, self._copying):
+            span(cursor, self._catalog, self.path, self.sealed_ordinal)
+
     def ask(self, question: str, parameters: Sequence[object] = ()) -> Answer:
         """The answer to one of our own questions, as of the last commit. Not for other people's SQL (see sql.py)."""
         with self._reading_lock:
@@ -414,48 +450,7 @@ class EventLog:
                 cursor.execute("DETACH replica")
 
     def _copy(self, cursor: "duckdb.DuckDBPyConnection", path: Path) -> Head:
-        cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.events({_EVENTS_BODY})")
-        cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.applied({_APPLIED_BODY})")
-        cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.checkpoints({_CHECKPOINTS_BODY})")
-        cursor.execute("BEGIN")
-        try:
-            last = _one(cursor.execute("SELECT coalesce(max(ordinal), 0) FROM replica.events"))
-            if last and not self._is_ours(cursor, last):
-                raise NotACopy(path=path, ordinal=last)
-            cursor.execute(
-                f"INSERT INTO replica.events({_NAMES}) SELECT {_NAMES} FROM {self._catalog}.events WHERE ordinal > ?",
-                [last],
-            )
-            # Not those of rows that came since: the copy would seem to lack its tail.
-            cursor.execute(
-                f"INSERT INTO replica.checkpoints SELECT * FROM {self._catalog}.checkpoints "
-                "WHERE ordinal > (SELECT coalesce(max(ordinal), 0) FROM replica.checkpoints) "
-                "AND ordinal <= (SELECT coalesce(max(ordinal), 0) FROM replica.events)"
-            )
-            cursor.execute("DELETE FROM replica.applied")
-            cursor.execute(f"INSERT INTO replica.applied SELECT * FROM {self._catalog}.applied")
-            newest = cursor.execute(
-                "SELECT ordinal, recorded_at, hash FROM replica.events ORDER BY ordinal DESC LIMIT 1"
-            ).fetchone()
-            cursor.execute("COMMIT")
-        except (duckdb.Error, LogError):
-            cursor.execute("ROLLBACK")
-            raise
-        cursor.execute("CHECKPOINT replica")
-        return Head() if newest is None else Head(ordinal=newest[0], recorded_at=newest[1], hash=newest[2])
-
-    def _is_ours(self, cursor: "duckdb.DuckDBPyConnection", last: int) -> bool:
-        """True where the copy's last row is a row of this log: by the chain, so is everything before it."""
-        return bool(
-            _one(
-                cursor.execute(
-                    f"SELECT count(*) FROM replica.events AS theirs JOIN {self._catalog}.events AS ours "
-                    "ON ours.ordinal = theirs.ordinal AND ours.hash = theirs.hash "
-                    "WHERE theirs.ordinal = ? AND ours.ordinal = ?",
-                    [last, last],
-                )
-            )
-        )
+        return fill_copy(cursor, self._catalog, path, sealed=self.sealed_ordinal)
 
     def _commit(self, rows: list[tuple[Any, ...]], reached: list[Position]) -> None:
         connection = self._connection
@@ -524,6 +519,8 @@ class EventLog:
             connection.execute("CHECKPOINT")
 
     def _load(self) -> None:
+        self.sealed_ordinal = sealed_in(self._connection, self._catalog)
+        self._span()
         self.signed_ordinal = int(_one(self._connection.execute("SELECT coalesce(max(ordinal), 0) FROM checkpoints")))
         for row in self._connection.execute(
             "SELECT stream, last_seq, last_ordinal, last_event_id, last_payload_sha256, last_hash FROM applied"
@@ -542,6 +539,145 @@ class EventLog:
                     "SELECT recorded_at FROM events WHERE ordinal = ?", [position.last_ordinal]
                 ).fetchone() or (0,)
                 self.head = Head(ordinal=position.last_ordinal, recorded_at=at, hash=position.last_hash)
+
+
+def span(cursor: "duckdb.DuckDBPyConnection", catalog: str, path: Path, sealed: int) -> None:
+    """Have ``events`` mean, on this connection alone, the rows of ``catalog`` and of the segments beside ``path``.
+
+    Raises LogUnavailable where a segment isn't there.
+    """
+    if not sealed:
+        return
+    files = [str(file) for file in sealed_files(path, sealed)]
+    try:
+        cursor.execute(
+            f"CREATE OR REPLACE TEMP VIEW events AS SELECT {_NAMES}, make_timestamp_ns(recorded_at) AS recorded "
+            f"FROM read_parquet([{', '.join(_quoted(file) for file in files)}]) WHERE ordinal <= {sealed} "
+            f"UNION ALL SELECT * FROM {catalog}.main.events WHERE ordinal > {sealed}"
+        )
+    except duckdb.Error as err:
+        raise LogUnavailable(path=path, detail=_first_line(err)) from err
+
+
+def sealed_files(path: Path, sealed: int) -> list[Path]:
+    """The segments of the log at ``path`` that hold its rows up to ``sealed``, in order. Raises LogUnavailable."""
+    folder = manifest.sealed_folder(path)
+    try:
+        whole = manifest.read(folder)
+    except (OSError, msgspec.MsgspecError) as err:
+        raise LogUnavailable(
+            path=path, detail=f"rows up to {sealed} are in {folder}, which can't be read: {err}"
+        ) from err
+    return [folder / one.file for one in whole.segments if one.last_ordinal <= sealed]
+
+
+def sealed_in(connection: "duckdb.DuckDBPyConnection", catalog: str) -> int:
+    """The last row of an opened log that is in a segment; 0 where none is, and of copies, which have all rows."""
+    if not connection.execute(
+        "SELECT 1 FROM duckdb_tables() WHERE table_name = 'meta' AND concat('\"', database_name, '\"') = ?", [catalog]
+    ).fetchall():
+        return 0
+    found = connection.execute(f"SELECT value FROM {catalog}.main.meta WHERE key = 'sealed'").fetchone()
+    return 0 if found is None else int(found[0])
+
+
+def sealed_of(path: Path) -> int:
+    """The last row of a log that nobody writes which is in a segment; 0 where none is. Raises LogUnavailable."""
+    connection = _opened(path)
+    try:
+        return sealed_in(connection, f'"{_one(connection.execute("SELECT current_database()"))}"')
+    except duckdb.Error:
+        return 0  # what is wrong with it, the chain tells
+    finally:
+        connection.close()
+
+
+def fill_copy(cursor: "duckdb.DuckDBPyConnection", catalog: str, path: Path, *, sealed: int) -> Head:
+    """Bring the copy that is attached as ``replica`` up to date with the log ``catalog``; the newest row that it holds.
+
+    A copy has all rows, sealed ones among them. Raises duckdb.Error and NotACopy.
+    """
+    cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.events({_EVENTS_BODY})")
+    cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.applied({_APPLIED_BODY})")
+    cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.checkpoints({_CHECKPOINTS_BODY})")
+    cursor.execute("BEGIN")
+    try:
+        last = _one(cursor.execute("SELECT coalesce(max(ordinal), 0) FROM replica.events"))
+        # Segments are opened only for a copy that lacks rows of theirs.
+        rows = "temp.main.events" if last < sealed or (last and last <= sealed) else f"{catalog}.main.events"
+        if last and not _is_of(cursor, rows, last):
+            raise NotACopy(path=path, ordinal=last)
+        cursor.execute(
+            f"INSERT INTO replica.events({_NAMES}) SELECT {_NAMES} FROM {rows} WHERE ordinal > ? ORDER BY ordinal",
+            [last],
+        )
+        # Not those of rows that came since: the copy would seem to lack its tail.
+        cursor.execute(
+            f"INSERT INTO replica.checkpoints SELECT * FROM {catalog}.main.checkpoints "
+            "WHERE ordinal > (SELECT coalesce(max(ordinal), 0) FROM replica.checkpoints) "
+            "AND ordinal <= (SELECT coalesce(max(ordinal), 0) FROM replica.events)"
+        )
+        cursor.execute("DELETE FROM replica.applied")
+        cursor.execute(f"INSERT INTO replica.applied SELECT * FROM {catalog}.main.applied")
+        newest = cursor.execute(
+            "SELECT ordinal, recorded_at, hash FROM replica.events ORDER BY ordinal DESC LIMIT 1"
+        ).fetchone()
+        cursor.execute("COMMIT")
+    except (duckdb.Error, LogError):
+        cursor.execute("ROLLBACK")
+        raise
+    cursor.execute("CHECKPOINT replica")
+    return Head() if newest is None else Head(ordinal=newest[0], recorded_at=newest[1], hash=newest[2])
+
+
+def _is_of(cursor: "duckdb.DuckDBPyConnection", rows: str, last: int) -> bool:
+    """True where the copy's last row is a row of this log: by the chain, so is everything before it."""
+    return bool(
+        _one(
+            cursor.execute(
+                f"SELECT count(*) FROM replica.events AS theirs JOIN {rows} AS ours "
+                "ON ours.ordinal = theirs.ordinal AND ours.hash = theirs.hash "
+                "WHERE theirs.ordinal = ? AND ours.ordinal = ?",
+                [last, last],
+            )
+        )
+    )
+
+
+def whole(path: Path) -> Path:
+    """A file with all rows of a log that nobody writes: itself, or a copy beside it where some of its rows are sealed.
+
+    The copy is brought up to date. Raises LogUnavailable.
+    """
+    if not manifest.sealed_folder(path).exists():
+        return path
+    copy = path.parent / "copies" / f"{path.stem}-whole.duckdb"
+    for _ in range(2):
+        try:
+            return _copied_whole(path, copy)
+        except NotACopy:
+            copy.unlink(missing_ok=True)
+    raise LogUnavailable(path=copy, detail="it can't be made")
+
+
+def _copied_whole(path: Path, copy: Path) -> Path:
+    connection = duckdb.connect(":memory:", config={"threads": 1, "memory_limit": "1GB"})
+    catalog = '"log"'
+    try:
+        connection.execute(f"ATTACH {_quoted(str(path))} AS {catalog} (READ_ONLY)")
+        sealed = sealed_in(connection, catalog)
+        if not sealed:
+            return path
+        span(connection, catalog, path, sealed)
+        copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        connection.execute(f"ATTACH {_quoted(str(copy))} AS replica (STORAGE_VERSION {_quoted(STORAGE)})")
+        fill_copy(connection, catalog, copy, sealed=sealed)
+        connection.execute("DETACH replica")
+    except duckdb.Error as err:
+        raise LogUnavailable(path=copy, detail=_first_line(err)) from err
+    finally:
+        connection.close()
+    return copy
 
 
 def log_path(data_dir: Path, pool: PoolId) -> Path:
@@ -572,7 +708,24 @@ def check_bus(position: Position, *, first_seq: int, last_seq: int, at_last: Rec
 
 
 def open_read_only(path: Path) -> "duckdb.DuckDBPyConnection":
-    """A log that nobody writes, or a copy of one, for our own reading. Raises LogUnavailable."""
+    """A log that nobody writes, or a copy of one, for our own reading; ``events`` has the sealed rows, too.
+
+    Raises LogUnavailable.
+    """
+    connection = _opened(path)
+    try:
+        catalog = f'"{_one(connection.execute("SELECT current_database()"))}"'
+        span(connection, catalog, path, sealed_in(connection, catalog))
+    except duckdb.Error as err:
+        connection.close()
+        raise LogUnavailable(path=path, detail=_first_line(err)) from err
+    except LogUnavailable:
+        connection.close()
+        raise
+    return connection
+
+
+def _opened(path: Path) -> "duckdb.DuckDBPyConnection":
     if not path.exists():
         raise LogUnavailable(path=path, detail="there is no such file")
     try:
@@ -903,11 +1056,14 @@ class LogFile:
         return None if found is None else int(found)
 
     def write_segment(self, path: Path, first: int, last: int) -> None:
-        """Rows from one ordinal to another, whole, as a Parquet file. Raises LogDamaged."""
+        """Rows from one ordinal to another, whole, as a Parquet file, which was read back. Raises LogDamaged."""
+        rows = f"FROM events WHERE ordinal BETWEEN {int(first)} AND {int(last)}"
         self.ask(
-            f"COPY (SELECT {_NAMES} FROM events WHERE ordinal BETWEEN {int(first)} AND {int(last)} ORDER BY ordinal) "
-            f"TO {_quoted(str(path))} (FORMAT parquet, COMPRESSION zstd)"
+            f"COPY (SELECT {_NAMES} {rows} ORDER BY ordinal) TO {_quoted(str(path))} (FORMAT parquet, COMPRESSION zstd)"
         )
+        same = f"SELECT count(*), bit_xor(hash({_NAMES}))"
+        if self.ask(f"{same} {rows}") != self.ask(f"{same} FROM read_parquet({_quoted(str(path))})"):
+            raise LogDamaged(path=path, detail="the segment doesn't hold what was written into it")
 
     def message(self, stream: Stream, seq: int) -> Stored:
         """One message as it came."""

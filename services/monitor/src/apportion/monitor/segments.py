@@ -2,46 +2,25 @@
 
 A segment has whole rows, hashes included, so that a chain can be checked over segments as over the file. The manifest
 beside them says which there are; checkpoints come along, one a line.
+
+A log seals its past days in the same way, into the folder beside it: from then on those rows are there, and in its file
+no more, and whatever opens the log sees both. That manifest is signed by the log's key.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
-from apportion.monitor import attest
+from apportion.monitor import attest, manifest
 from apportion.monitor.log import EventLog, LogError, LogFile, Verdict
+from apportion.monitor.manifest import Manifest, Segment, Sign
 
-MANIFEST: Final = "manifest.json"
 CHECKPOINTS: Final = "checkpoints.jsonl"
 _NS_PER_DAY: Final = 86_400 * 1_000_000_000
-
-
-class Segment(Struct, frozen=True, kw_only=True):
-    """One file, and what it holds."""
-
-    file: str
-    day: str
-    """In UTC, by the streams' clock: the day in which its first row was recorded."""
-    first_ordinal: int
-    last_ordinal: int
-    prev_hash: str
-    """What its first row links to, in hex."""
-    last_hash: str
-    sha256: str
-    """Of the file."""
-
-
-class Manifest(Struct, frozen=True, kw_only=True):
-    """All segments of a log, in order."""
-
-    rows: int
-    segments: tuple[Segment, ...]
-    format: str = "apportion.log/1"
 
 
 class SegmentsUnusable(LogError):
@@ -60,15 +39,14 @@ def export(path: Path, folder: Path) -> Manifest:
         raise SegmentsUnusable(f"expected an empty folder, found files in {folder}: name another")
     log = LogFile.open(path)
     try:
-        segments = tuple(_written(log, folder, day, first, last) for day, first, last in _days(log))
+        segments = tuple(_written(log, folder, day) for day in _days(log, first=1, last=log.last_ordinal()))
         lines = [text for _, text in log.checkpoints()]
         (folder / CHECKPOINTS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     finally:
         log.close()
-    manifest = Manifest(rows=segments[-1].last_ordinal if segments else 0, segments=segments)
-    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    (folder / MANIFEST).write_bytes(content + b"\n")  # last: a folder without one is unfinished
-    return manifest
+    whole = Manifest(rows=segments[-1].last_ordinal if segments else 0, segments=segments)
+    manifest.write(folder, whole)  # last: a folder without one is unfinished
+    return whole
 
 
 def import_(folder: Path, path: Path) -> Verdict:
@@ -76,12 +54,12 @@ def import_(folder: Path, path: Path) -> Verdict:
 
     Raises SegmentsUnusable where a file is missing or other than it was, or the log isn't whole; then nothing is left.
     """
-    manifest = read(folder)
+    given = read(folder)
     if path.exists():
         raise SegmentsUnusable(f"expected no file at {path}, found one: move it aside")
-    for segment in manifest.segments:
+    for segment in given.segments:
         file = folder / segment.file
-        if not file.is_file() or _digest(file) != segment.sha256:
+        if not file.is_file() or manifest.digest(file) != segment.sha256:
             raise SegmentsUnusable(
                 f"{file}: expected the segment of {segment.day} as it was written, found another or none"
             )
@@ -89,10 +67,10 @@ def import_(folder: Path, path: Path) -> Verdict:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with EventLog.open(path) as log:
-            log.take_segments([folder / segment.file for segment in manifest.segments], checkpoints)
+            log.take_segments([folder / segment.file for segment in given.segments], checkpoints)
         verdict = attest.verify(path)
-        if not verdict.ok or verdict.rows != manifest.rows:
-            what = verdict.first_bad.what if verdict.first_bad else f"{verdict.rows} rows of {manifest.rows}"
+        if not verdict.ok or verdict.rows != given.rows:
+            what = verdict.first_bad.what if verdict.first_bad else f"{verdict.rows} rows of {given.rows}"
             raise SegmentsUnusable(f"{folder} doesn't hold a whole log: row {verdict.rows + 1}: {what}")
     except LogError:
         path.unlink(missing_ok=True)
@@ -104,15 +82,63 @@ def import_(folder: Path, path: Path) -> Verdict:
 def read(folder: Path) -> Manifest:
     """What a folder holds. Raises SegmentsUnusable."""
     try:
-        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        return manifest.read(folder)
     except (OSError, msgspec.MsgspecError) as err:
-        raise SegmentsUnusable(f"{folder}: expected an exported log with its {MANIFEST}; {err}") from err
+        raise SegmentsUnusable(f"{folder}: expected an exported log with its {manifest.NAME}; {err}") from err
 
 
-def _days(log: LogFile) -> Iterator[tuple[str, int, int]]:
+def prepare(log: EventLog, before_at: int, sign: Sign) -> Manifest | None:
+    """Write the days that ended by an instant as segments, beside a log that goes on being written; None for no days.
+
+    Only rows that a checkpoint speaks for, and never the newest. Nothing is changed by it until ``EventLog.let_go``:
+    what is left of an attempt that ended halfway is written over by the next. Raises LogUnavailable.
+    """
+    folder = manifest.sealed_folder(log.path)
+    signed, head = log.signed_ordinal, log.head.ordinal
+    beside = log.beside()
+    try:
+        sealed = log.sealed_ordinal
+        kept = _kept(folder, sealed)
+        following = beside.first_ordinal_from(before_at // _NS_PER_DAY * _NS_PER_DAY, after=sealed)
+        last = min(signed, head - 1, head if following is None else following - 1)
+        # Whole days alone, or a day would come in pieces; what isn't signed yet waits with its day for the next time.
+        ended = [day for day in _days(beside, first=sealed + 1, last=head) if day[2] <= last]
+        if not ended:
+            return None
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        segments = (*kept, *(_written(beside, folder, day, kept[-1:]) for day in ended))
+        for segment in segments[len(kept) :]:
+            with (folder / segment.file).open("rb") as file:
+                os.fsync(file.fileno())
+        whole = sign(Manifest(rows=segments[-1].last_ordinal, segments=segments))
+        manifest.write(folder, whole)
+    finally:
+        beside.close()
+    return whole
+
+
+def seal(log: EventLog, before_at: int, sign: Sign) -> tuple[Segment, ...]:
+    """Seal the days that ended by an instant, of a log that nobody else appends to meanwhile; the new segments.
+
+    Raises LogUnavailable, LogWriteFailed.
+    """
+    before = log.sealed_ordinal
+    whole = prepare(log, before_at, sign)
+    if whole is None:
+        return ()
+    log.let_go(whole.rows)
+    return tuple(one for one in whole.segments if one.first_ordinal > before)
+
+
+def _kept(folder: Path, sealed: int) -> tuple[Segment, ...]:
+    """The segments that hold the rows which the log let go. Raises SegmentsUnusable."""
+    if not sealed:
+        return ()
+    return tuple(one for one in read(folder).segments if one.last_ordinal <= sealed)
+
+
+def _days(log: LogFile, *, first: int, last: int) -> Iterator[tuple[str, int, int]]:
     """Each day with its first and last ordinal. A day ends with the first row of a later one: rows stay in order."""
-    last = log.last_ordinal()
-    first = 1
     while first <= last:
         at = log.recorded_at(first)
         following = log.first_ordinal_from((at // _NS_PER_DAY + 1) * _NS_PER_DAY, after=first)
@@ -121,24 +147,21 @@ def _days(log: LogFile) -> Iterator[tuple[str, int, int]]:
         first = until + 1
 
 
-def _written(log: LogFile, folder: Path, day: str, first: int, last: int) -> Segment:
+def _written(log: LogFile, folder: Path, span: tuple[str, int, int], before: Sequence[Segment] = ()) -> Segment:
+    day, first, last = span
     file = folder / f"{day}.{first:012d}.parquet"
     log.write_segment(file, first, last)
-    prev_hash = log.hash_at(first - 1) if first > 1 else bytes(32)
+    if first == 1:
+        prev_hash = bytes(32).hex()
+    else:
+        found = log.hash_at(first - 1)
+        prev_hash = before[-1].last_hash if found is None else found.hex()
     return Segment(
         file=file.name,
         day=day,
         first_ordinal=first,
         last_ordinal=last,
-        prev_hash=(prev_hash or b"").hex(),
+        prev_hash=prev_hash,
         last_hash=(log.hash_at(last) or b"").hex(),
-        sha256=_digest(file),
+        sha256=manifest.digest(file),
     )
-
-
-def _digest(file: Path) -> str:
-    digest = sha256()
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -14,6 +14,8 @@ import nacl.exceptions
 import nacl.signing
 from msgspec import Struct
 
+from apportion.monitor.manifest import Manifest
+
 _DOMAIN: Final = b"apportion-checkpoint/1\n"
 _SEED_BYTES: Final = 32
 
@@ -69,6 +71,11 @@ class Signer:
         named = msgspec.structs.replace(checkpoint, public_key=self.public_key, signature="")
         signature = self._key.sign(named.statement()).signature
         return msgspec.structs.replace(named, signature=signature.hex())
+
+    def sign_manifest(self, whole: Manifest) -> Manifest:
+        """The manifest of sealed segments under this key."""
+        named = msgspec.structs.replace(whole, public_key=self.public_key, signature="")
+        return msgspec.structs.replace(named, signature=self._key.sign(named.statement()).signature.hex())
 
 
 def key_path(data_dir: Path) -> Path:

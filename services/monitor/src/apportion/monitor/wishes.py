@@ -19,6 +19,7 @@ from apportion.pool.state import NodeState, Pool, RunState, run_of
 RUNS_NAMED_MAX: Final = 100
 """At most this many runs are named by the answer to a dry run."""
 NS_PER_S: Final = 1_000_000_000
+NS_PER_DAY: Final = 86_400 * NS_PER_S
 
 _OURS: Final = frozenset(kind.__name__ for kind in ev.MonitorWish.__args__)
 
@@ -123,6 +124,8 @@ def _answer(asked: AskedWish, situation: Situation, now: int) -> ev.Fact:
         return _thawed(asked, event, situation)
     if isinstance(event, ev.RateCardChangeRequested):
         return _charged(asked, event, now)
+    if isinstance(event, ev.LogSealRequested):
+        return _sealed(asked, event, now)
     if isinstance(event, ev.IsolationTestRequested):
         return _isolation_test(asked, event, situation.pool)
     if isinstance(event, ev.FaultInjectionRequested):
@@ -227,19 +230,40 @@ def _of_alert(
             )
 
 
+def _sealed(asked: AskedWish, event: ev.LogSealRequested, now: int) -> ev.Fact:
+    before_at = now
+    if event.before is not None:
+        try:
+            before_at = instant_from_timestamp(event.before)
+        except ValueError:
+            return _no_instant(asked, "before", event.before)
+    # Days begin at midnight in UTC; the one that goes on is sealed by nobody.
+    return ev.LogSealOrdered(
+        before_at=min(before_at, now) // NS_PER_DAY * NS_PER_DAY,
+        actor=asked.actor or asked.tenant,
+        reason=event.reason,
+        answers=asked.seq,
+        caused_by=asked.event_id,
+    )
+
+
+def _no_instant(asked: AskedWish, field: str, found: str) -> ev.Fact:
+    return _rejected(
+        asked,
+        Refusal.FIELD_INVALID,
+        field=field,
+        expected="an instant in RFC 3339, such as 2026-09-01T12:00:00Z",
+        found=found,
+    )
+
+
 def _charged(asked: AskedWish, event: ev.RateCardChangeRequested, now: int) -> ev.Fact:
     effective_at = now
     if event.effective_at is not None:
         try:
             effective_at = instant_from_timestamp(event.effective_at)
         except ValueError:
-            return _rejected(
-                asked,
-                Refusal.FIELD_INVALID,
-                field="effective_at",
-                expected="an instant in RFC 3339, such as 2026-09-01T12:00:00Z",
-                found=event.effective_at,
-            )
+            return _no_instant(asked, "effective_at", event.effective_at)
     known: set[tuple[str, str, str]] = set()
     for number, rate in enumerate(event.rates):
         field = f"rates[{number}]"
@@ -406,6 +430,9 @@ def _judgement(situation: Situation, asked: AskedWish, answer: ev.Fact) -> ev.No
             return replace(judged, would=(f"{said} for {answer.for_s} s, and it is cleared by itself.",))
         case ev.FaultCleared():
             return replace(judged, would=(f"{answer.fault_id} ends before its time.",))
+        case ev.LogSealOrdered():
+            said = f"Days of the log before {answer.before_at} (ns since the Unix epoch) become sealed segments."
+            return replace(judged, would=(said,))
         case ev.AlertAcknowledged() | ev.AlertSilenced():
             what = "Nobody is told of it" if isinstance(answer, ev.AlertSilenced) else "It counts as seen"
             return replace(judged, would=(f"{what} until {answer.until_at} (ns since the Unix epoch).",))

@@ -18,6 +18,7 @@ from nats.js.errors import NotFoundError
 from apportion.contracts.codec import TYPE_PREFIX
 from apportion.contracts.envelope import Stream
 from apportion.monitor.checkpoints import Checkpoints
+from apportion.monitor.keeping import Keeper
 from apportion.monitor.log import EventLog, check_bus
 from apportion.runtime.stream import Bus, RawMessage, StreamReader
 
@@ -45,6 +46,7 @@ class LogWriter:
         *,
         batch_s: float,
         checkpoints: Checkpoints | None = None,
+        keeper: Keeper | None = None,
         on_committed: Callable[[int, float], None] | None = None,
         on_logged: Callable[[str, str, str], None] | None = None,
     ) -> None:
@@ -52,6 +54,7 @@ class LogWriter:
         self._bus = bus
         self._batch_s = batch_s
         self._checkpoints = checkpoints
+        self._keeper = keeper
         self._on_committed = on_committed
         self._on_logged = on_logged
         """Told of each event that carried a trace context: its type, its job, the context."""
@@ -61,6 +64,8 @@ class LogWriter:
     async def start(self) -> None:
         """Hold the log against the bus and begin to follow. Raises LogAhead or LogBehind."""
         await self._check()
+        if self._keeper is not None:
+            await self._keeper.start()
         for stream, position in self._log.positions.items():
             self._readers[stream] = await self._bus.reader(stream, after=position.last_seq)
         self._checked_restarts = self._restarts()
@@ -77,11 +82,15 @@ class LogWriter:
                 await self._write()
                 if self._checkpoints is not None:
                     await self._checkpoints.write_if_due()
+                if self._keeper is not None:
+                    await self._keeper.work()
             await self._flush()
             if self._checkpoints is not None:
                 await self._checkpoints.finish()
         finally:
             stopping.cancel()
+            if self._keeper is not None:
+                await self._keeper.finish()
 
     async def lag(self) -> dict[Stream, Lag]:
         """How far the log is behind, per stream. Raises what the bus raises."""
@@ -101,7 +110,8 @@ class LogWriter:
             return
         waits = {asyncio.create_task(reader.ready.wait()) for reader in self._readers.values()}
         try:
-            due_in_s = None if self._checkpoints is None else self._checkpoints.due_in_s()
+            due = [one.due_in_s() for one in (self._checkpoints, self._keeper) if one is not None]
+            due_in_s = min((one for one in due if one is not None), default=None)
             await asyncio.wait({*waits, stopping}, timeout=due_in_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
@@ -119,6 +129,8 @@ class LogWriter:
             return 0
         began = time.perf_counter()
         rows = await asyncio.to_thread(self._log.append, messages)
+        if self._keeper is not None:
+            self._keeper.saw(messages)
         if self._on_committed is not None:
             self._on_committed(rows, time.perf_counter() - began)
         if self._on_logged is not None:
