@@ -13,16 +13,22 @@ from typing import Any, Final
 
 import structlog
 
-from tests.cluster import gaps
+from tests.cluster import gaps, partition, shorter
 
-SCENARIOS: Final[dict[str, Callable[[Path], Coroutine[Any, Any, dict[str, Any]]]]] = {"gaps": gaps.measure}
+SCENARIOS: Final[dict[str, Callable[[Path], Coroutine[Any, Any, dict[str, Any]]]]] = {
+    "gaps": gaps.measure,
+    "shorter": shorter.measure,
+    "partition": partition.measure,
+}
 
 
 def main() -> int:
     """Run what was named, or everything."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *SCENARIOS], metavar="NAME", default=[])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCENARIOS)}; all where none is named")
     asked = parser.parse_args()
+    if unknown := [name for name in asked.names if name not in SCENARIOS]:
+        parser.error(f"expected names of {', '.join(SCENARIOS)}, found {', '.join(unknown)}")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     told: dict[str, Any] = {"cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
     for name in asked.names or SCENARIOS:

@@ -171,7 +171,10 @@ async def _bus(place: Place) -> list[dict[str, str]]:
         return [finding("fail", "bus", str(err), "Start a pool with `apportion up`, or give another --bus-url.")]
     except (BusRefused, KeyProblem, PlainTextRefused, CertificateInvalid) as err:
         return [finding("fail", "bus", str(err), "See docs/security.md.")]
-    if place.note is not None:
+    if place.note is not None and place.note.stopped_because:
+        do = "Stop the pool; then docs/reliability.md says how to put back the bus, or make it anew from the log."
+        found.append(finding("fail", "log and bus", place.note.stopped_because, do))
+    elif place.note is not None:
         for name in sorted(name for name in place.note.pids if not name.startswith("nats-server")):
             ready = is_ready(_health_port(place.data_dir, name))
             found.append(

@@ -47,6 +47,8 @@ class PoolNote(Struct, kw_only=True):
     simulated: bool = True
     key_file: str = ""
     """The operator's seed, for who may read it; empty where everybody on this machine is let in."""
+    stopped_because: str = ""
+    """Why nothing is decided any more; empty while the pool works."""
 
 
 def note_path(data_dir: Path) -> Path:

@@ -15,6 +15,7 @@ What the services decide is theirs. This module knows their command lines, their
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ from msgspec import Struct
 
 from apportion.cli import leftovers
 from apportion.cli.declared import Outcome, declare_on
+from apportion.cli.exits import Exit
 from apportion.cli.injector import Injector
 from apportion.cli.leftovers import Kind
 from apportion.cli.places import PoolNote, note_path, start_ticks, write_note
@@ -122,6 +124,12 @@ class _Health(Struct):
     health_port: int
 
 
+class _Said(Struct):
+    """A line of a service's log that says why it ended."""
+
+    error: str = ""
+
+
 class Service:
     """One service: its process, and the loop that keeps one running."""
 
@@ -148,6 +156,8 @@ class Service:
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._changed: Callable[[], None] = lambda: None
+        self.on_disagreement: Callable[[], None] = lambda: None
+        """Called when it ended because the bus is not the one that it knew (exit code 9): trying again is no use."""
 
     @property
     def pid(self) -> int | None:
@@ -211,6 +221,10 @@ class Service:
             code = await process.wait()
             if not self._wanted.is_set():
                 continue
+            if code == Exit.INTEGRITY:
+                self._wanted.clear()
+                self.on_disagreement()
+                continue
             failures = 1 if time.monotonic() - began > SETTLED_S else failures + 1
             pause = min(BACKOFF_S_MIN * 2 ** (failures - 1), BACKOFF_S_MAX)
             log.warning("service_died", service=self.name, exit_code=code, restart_in_s=pause, log=str(self.log_path))
@@ -249,6 +263,8 @@ class Supervisor:
         """What became of each queue and policy that the plan names."""
         self.leftovers_ended = 0
         """Processes of an earlier pool in this directory that had to be ended at the start."""
+        self.stopped_because = ""
+        """Why nothing is decided any more; empty while the pool works."""
         self.started_at = time.time_ns()
         self._watch: asyncio.Task[None] | None = None
         self._breaking: asyncio.Task[None] | None = None
@@ -276,6 +292,8 @@ class Supervisor:
         try:
             await bus.provision(replicas=self.server.replicas)
             self.services = {service.name: service for service in self._services()}
+            for service in self.services.values():
+                service.on_disagreement = functools.partial(self._stop_deciding, service)
             await self._start_services()
             await self.wait_ready()
             self.declared = await declare_on(bus, (*self.plan.queues, *self.plan.policies))
@@ -351,6 +369,25 @@ class Supervisor:
         What a service says last and the log didn't get is on the bus, and gets into the log at the next start.
         """
         await asyncio.gather(*(service.stop(DRAIN_S_MAX) for service in self.services.values()))
+
+    def _stop_deciding(self, service: Service) -> None:
+        """The bus is not the one that a service knew: whoever decided on would decide from what never was.
+
+        What runs, runs on, with its agent or without. Only a person can say which of the two is right.
+        """
+        if self.stopped_because:
+            return
+        said = tail(service.log_path, 1)[-1]
+        with contextlib.suppress(msgspec.MsgspecError):
+            said = msgspec.json.decode(said, type=_Said).error or said
+        self.stopped_because = f"{service.name} ended with {int(Exit.INTEGRITY)}: {said}"
+        log.critical("nothing_is_decided", service=service.name, why=said, log=str(service.log_path))
+        for name, one in self.services.items():
+            if name.removesuffix(f"-{STANDBY}") in AUTHORS:
+                one.hold()
+                if one.pid is not None:
+                    os.kill(one.pid, signal.SIGTERM)
+        self._note()
 
     async def lose_node(self, node: str) -> dict[str, int]:
         """Kill everything of one node at once, as if its power went; it stays off until ``return_node``.
@@ -449,6 +486,7 @@ class Supervisor:
                 nodes=[node.name for node in self.plan.nodes],
                 simulated=all(node.is_simulated for node in self.plan.nodes),
                 key_file=str(self.key_of(str(Role.OPERATOR)) or ""),
+                stopped_because=self.stopped_because,
             )
         )
 

@@ -61,6 +61,8 @@ _TENANTS: Final = "tenant-"
 """How the names of those begin whose key opens no stream."""
 TRY_S: Final = 2.0
 """How long one try waits for the bus's word; then the same id is sent again."""
+IN_PROCESS: Final = 10158
+"""The bus's error for a repeat whose first try is still on its way: neither stored nor refused."""
 ASK_S: Final = 5.0
 """How long one request leaves admission to answer before it says `pending`."""
 _CLOCK_SLACK_NS: Final = 60 * 1_000_000_000
@@ -330,7 +332,7 @@ class Client:
             except nats.errors.MaxPayloadError as err:
                 raise _too_large(message) from err
             except APIError as err:
-                if (err.code or 0) < 500:
+                if (err.code or 0) < 500 and err.err_code != IN_PROCESS:
                     raise NotStored(
                         expected="a wish that the bus takes",
                         found=f"{err.description} (error {err.err_code})",

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
+import nats.errors
 import structlog
 
 from apportion.contracts import events as ev
@@ -331,6 +332,7 @@ class Reactor(Generic[S]):
                 with _collector_off():
                     self.state = self._core.restore(stored)
         facts_seq, wishes_seq = self._core.position(self.state)
+        await self._check_not_shorter(facts_seq, wishes_seq)
         if self._vigil is not None and self._vigil.is_standby:
             await self._stand_by(self._vigil, facts.last_seq, wishes.last_seq)
         else:
@@ -341,6 +343,18 @@ class Reactor(Generic[S]):
         self._facts = await self._bus.reader(
             Stream.FACTS, after=facts_seq, filters=self._filters, on_news=self._news.set
         )
+
+    async def _check_not_shorter(self, facts_seq: int, wishes_seq: int) -> None:
+        """Raises BusShorter where the snapshot knows more than the bus has: what comes next would be taken for old."""
+        while True:
+            try:
+                await self._bus.check_not_shorter(Stream.FACTS, facts_seq)
+                await self._bus.check_not_shorter(Stream.WISHES, wishes_seq if self._reads_wishes else 0)
+            except (TimeoutError, nats.errors.Error, OSError) as err:
+                log.warning("bus not ready", error=f"{type(err).__name__}: {err}")
+                await asyncio.sleep(0.2)
+            else:
+                return
 
     def _claim(self, *, follows: str = "", silent_ms: int = 0) -> Message:
         claim = ev.LeaseClaimed(

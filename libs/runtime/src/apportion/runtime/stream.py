@@ -38,12 +38,16 @@ RIDE_OUT_S: Final = 15.0
 """How long a bus may take to answer before a wish is given up: a cluster without a leader is back within this
 (docs/reliability.md), and the same id is stored once."""
 _TRIES_QUICK: Final = 5
+_SURE_S: Final = 2.0
+"""A server that has just begun to lead may not know the end of its stream for a moment."""
 HEARTBEAT_S: Final = 1.0
 SILENCE_S_MAX: Final = 2.5
 
 _WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
 _CONTAINS_DUPLICATE: Final = 10201
 _STREAM_FULL: Final = 10077
+_IN_PROCESS: Final = 10158
+"""An earlier try with this id is on its way: a leader without a majority, or a disk that is slow, says so."""
 
 _EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
 _EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -108,6 +112,22 @@ class BusRefused(BusError):
             f"the bus at {url} does not let us in: expected a key that it knows, found {found}. "
             "Name the file of your key by APPORTION_BUS_KEY_FILE, or bus_key_file in apportion.toml; "
             "`apportion keys new` on the pool's machine makes one"
+        )
+
+
+class BusShorter(BusError):
+    """The bus holds less than it had acknowledged: its store was damaged, or an older copy of it was put back."""
+
+    exit_code = 9
+
+    def __init__(self, *, stream: Stream, seen: int, found: int) -> None:
+        self.stream = stream
+        self.seen = seen
+        self.found = found
+        super().__init__(
+            f"the bus is shorter than it was: {stream.value} were read up to {seen}, and end at {found}. Nothing is "
+            "decided from here on, as sequences would be given out twice. Stop the pool, and put back the bus's store, "
+            "or make the bus anew from the log: `apportion restore`"
         )
 
 
@@ -206,6 +226,7 @@ class StreamReader:
         self._buffer: deque[RawMessage | _FlowControl] = deque()
         self._ready = asyncio.Event()
         self._on_news = on_news
+        self._error: BusShorter | None = None
 
     @property
     def last_seq(self) -> int:
@@ -228,7 +249,9 @@ class StreamReader:
         return self._delivery.restarts
 
     def take(self, limit: int = 1000) -> list[RawMessage]:
-        """What has come, at most ``limit`` messages, in order; empty where nothing has."""
+        """What has come, at most ``limit`` messages, in order; empty where nothing has. Raises BusShorter."""
+        if self._error is not None:
+            raise self._error
         taken: list[RawMessage] = []
         while self._buffer and len(taken) < limit:
             head = self._buffer.popleft()
@@ -254,6 +277,13 @@ class StreamReader:
                 self._delivery.passed(item)
         self._buffer.clear()
         await self._delivery.detach(self)
+
+    def fail(self, error: BusShorter) -> None:
+        """Called by the delivery: nothing comes any more."""
+        self._error = error
+        self._ready.set()
+        if self._on_news is not None:
+            self._on_news()
 
     def push(self, item: "RawMessage | _FlowControl") -> None:
         """Called by the delivery: something came."""
@@ -283,7 +313,13 @@ class _Delivery:
         self._heard_at = 0.0
         self._watch: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
+        self._is_current = False
         self.restarts = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """True where the stream was seen to go on from where we were, since the connection was last lost."""
+        return self._is_current or not self._readers
 
     def attach(self, reader: StreamReader) -> None:
         """One more reader; delivery begins anew where it wants what was delivered before."""
@@ -313,8 +349,13 @@ class _Delivery:
         await self._drop_consumer()
 
     def restart(self) -> None:
-        """Ask for everything after the last message again (used when the connection was lost)."""
+        """Ask for everything after the last message again (used when the connection is back)."""
+        self._is_current = False
         self._again.set()
+
+    def doubt(self) -> None:
+        """The connection is lost: what it comes back to may have less."""
+        self._is_current = False
 
     def passed(self, mark: _FlowControl) -> None:
         """A reader took what precedes the mark; once all have, the server may go on."""
@@ -338,10 +379,18 @@ class _Delivery:
                 self._heard_at = loop.time()
                 await asyncio.sleep(0.2)
                 self._again.set()
+            except BusShorter as err:
+                self._bus.found_shorter(err)
+                for reader in self._readers:
+                    reader.fail(err)
+                return
 
     async def _subscribe(self) -> None:
         await self._drop_consumer()
         self.restarts += 1
+        await self._bus.check_not_shorter(self._stream, self._last)
+        self._is_current = True
+        self._bus.found_sound()
         loop = asyncio.get_running_loop()
         inbox = self._bus.client.new_inbox()
         self._consumer_last = 0
@@ -435,6 +484,10 @@ class Bus:
         self.last_error = ""
         self.not_permitted = ""
         """What the server last said that we may not do: the request itself only ever times out."""
+        self._shorter: BusShorter | None = None
+        self._sound = asyncio.Event()
+        """Cleared with the connection, until each stream that is followed was seen to go on from where we were."""
+        self._sound.set()
 
     @classmethod
     async def connect(
@@ -473,6 +526,12 @@ class Bus:
             if on_error is not None:
                 on_error(error)
 
+        async def lost() -> None:
+            bus._sound.clear()
+            for delivery in bus._deliveries.values():
+                delivery.doubt()
+            bus.found_sound()
+
         async def back() -> None:
             for delivery in bus._deliveries.values():
                 delivery.restart()
@@ -483,6 +542,7 @@ class Bus:
                 url.split(","),
                 name=name,
                 error_cb=noticed,
+                disconnected_cb=lost,
                 reconnected_cb=back,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, slept as a float
@@ -565,6 +625,25 @@ class Bus:
             created=str(info.created),
         )
 
+    async def check_not_shorter(self, stream: Stream, seen: int) -> None:
+        """Raises BusShorter where the stream ends before ``seen``, which it once held. Raises what the bus raises."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _SURE_S
+        while (found := (await self.position(stream)).last_seq) < seen:
+            if loop.time() > deadline:
+                raise BusShorter(stream=stream, seen=seen, found=found)
+            await asyncio.sleep(0.2)
+
+    def found_sound(self) -> None:
+        """Called by a delivery: its stream goes on. Once all do, what was decided may be published."""
+        if all(delivery.is_sound for delivery in self._deliveries.values()):
+            self._sound.set()
+
+    def found_shorter(self, error: BusShorter) -> None:
+        """Called by a delivery: nothing is published from here on."""
+        self._shorter = error
+        self._sound.set()
+
     async def reader(
         self,
         stream: Stream,
@@ -646,10 +725,14 @@ class Bus:
         """Store all of ``messages`` or none, and only while the lease is ours; the last one's sequence.
 
         Retries until the outcome is known: a try that timed out may have been stored, and then says so (duplicate).
-        Raises Fenced where the lease was lost, PublishRefused where the server won't have it.
+        Raises Fenced where the lease was lost, PublishRefused where the server won't have it, BusShorter where what
+        was decided rests on what the bus has lost.
         """
         assert 0 < len(messages) <= BATCH_EVENTS_MAX, f"a batch of {len(messages)} events"
         while True:
+            await self._sound.wait()
+            if self._shorter is not None:
+                raise self._shorter
             answer = await self._try_batch(
                 {_EXPECTED_SEQUENCE: str(lease.claim), _EXPECTED_SUBJECT: lease.subject}, messages
             )
@@ -719,6 +802,9 @@ class Bus:
         except (TimeoutError, nats.errors.Error, OSError):
             return None
         answer: dict[str, Any] = json.loads(reply.data)
+        if int((answer.get("error") or {}).get("err_code", 0)) == _IN_PROCESS:
+            await asyncio.sleep(0.2)
+            return None
         return answer
 
     async def _sequence_of(self, message: Message) -> int:
@@ -801,6 +887,7 @@ __all__ = [
     "Bus",
     "BusError",
     "BusRefused",
+    "BusShorter",
     "BusUnreachable",
     "Claim",
     "Fenced",

@@ -12,6 +12,8 @@ import msgspec
 import structlog
 from msgspec import Meta
 
+from apportion.contracts import events as ev
+from apportion.contracts.causes import Severity
 from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import MONITOR, PoolId
 from apportion.monitor import alerts, core, schemas
@@ -20,7 +22,7 @@ from apportion.monitor.checkpoints import Checkpoints
 from apportion.monitor.figures import Figures
 from apportion.monitor.hearing import Hearing
 from apportion.monitor.keeping import Keeper
-from apportion.monitor.log import EventLog, log_path
+from apportion.monitor.log import EventLog, LogError, log_path
 from apportion.monitor.measures import Seen, measures_of
 from apportion.monitor.notify import Notifier
 from apportion.monitor.reading import Reading
@@ -38,7 +40,7 @@ from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
 from apportion.runtime.settings import Secret, SettingsInvalid, from_command_line
 from apportion.runtime.standby import AuthorSettings, Vigil
-from apportion.runtime.stream import Bus, RawMessage
+from apportion.runtime.stream import Bus, BusShorter, RawMessage
 
 SERVICE: Final = "monitor"
 MEASURE_S: Final = 2.0
@@ -191,7 +193,11 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             pages=schemas.pages(),
         )
         health.start()
-        await writer.start()
+        try:
+            await writer.start()
+        except LogError as err:
+            await notifier.cry(_log_disagrees(err))
+            raise
         await hearing.start()
         await readings.start()
 
@@ -237,6 +243,9 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
         answering = asyncio.create_task(answer_once_active(), name="queries")
         try:
             await _until_stopped(stop, reactor, hearing, writer, beside)
+        except (LogError, BusShorter) as err:
+            await notifier.cry(_log_disagrees(err))
+            raise
         finally:
             answering.cancel()
             for task in beside:
@@ -250,6 +259,19 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             await bus.close()
         await asyncio.to_thread(event_log.close)
         metrics.shutdown()
+
+
+def _log_disagrees(error: LogError | BusShorter) -> ev.AlertRaised:
+    """That the bus is not the one that the log was written from: told to people alone, as the bus can't be trusted."""
+    return ev.AlertRaised(
+        rule="log-disagrees",
+        severity=Severity.CRITICAL,
+        value=1,
+        threshold=1,
+        unit="",
+        summary="the log and the bus disagree: the monitor has ended, and nothing is admitted or placed",
+        action=str(error),
+    )
 
 
 class _Witness:

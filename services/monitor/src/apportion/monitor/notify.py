@@ -89,6 +89,14 @@ class Notifier:
         for firing in self._known.values():
             self._tell("firing", firing.fact, firing.raised_at, 0)
 
+    async def cry(self, alert: ev.AlertRaised) -> None:
+        """Tell of what can't be stated as a fact, as it is the bus that is wrong; before this process ends."""
+        at = self._clock.now()
+        if self._webhook:
+            await self._deliver(self._webhook, self._webhook_body("firing", alert, at, 0))
+        if self._manager:
+            await self._deliver(self._manager + _MANAGER_PATH, [self._manager_body("firing", alert, at, 0)])
+
     def _tell(self, status: str, alert: ev.AlertRaised, raised_at: int, cleared_at: int) -> None:
         if self._is_active and self.is_wanted:
             if len(self._queue) == QUEUED_MAX:

@@ -23,6 +23,7 @@ from apportion.monitor.log import EventLog, check_bus
 from apportion.runtime.stream import Bus, RawMessage, StreamReader
 
 ROWS_MAX: Final = 1_000
+SURE_S: Final = 2.0
 FLUSH_S_MAX: Final = 4.0
 """What the last rows may take once the monitor was told to stop."""
 
@@ -156,6 +157,9 @@ class LogWriter:
             await self._write()
 
     async def _check(self) -> None:
+        """Hold the log against the bus; a server that has just begun to lead may not know its stream's end at once."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SURE_S
         for stream, position in self._log.positions.items():
             while True:
                 try:
@@ -163,6 +167,9 @@ class LogWriter:
                     at_last = await self._message(stream, position.last_seq)
                 except (TimeoutError, nats.errors.Error, OSError) as err:
                     log.warning("bus_not_ready", stream=stream.value, error=f"{type(err).__name__}: {err}")
+                    await asyncio.sleep(0.2)
+                    continue
+                if bus.last_seq < position.last_seq and loop.time() < deadline:
                     await asyncio.sleep(0.2)
                     continue
                 check_bus(position, first_seq=bus.first_seq, last_seq=bus.last_seq, at_last=at_last)
