@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, PreemptionKind, RunCause, ServiceClass, StopCause
+from apportion.contracts.causes import Mode, PreemptionKind, RunAction, RunCause, ServiceClass, StopCause
 from apportion.contracts.envelope import Basis, Entry, Stream, Undecodable
 from apportion.contracts.ids import (
     ADMISSION,
@@ -60,6 +60,13 @@ class Checker:
         self.admitted: dict[JobId, ev.JobAdmitted] = {}
         self.holds: dict[JobId, int] = {}
         """Jobs that are held, and the fact that said so."""
+        self.suspended: dict[JobId, bool] = {}
+        """Jobs that somebody suspended, and whether they are."""
+        self.still: dict[RunId, bool] = {}
+        """Runs that were ordered to stand still, or to go on since."""
+        self.told_still: dict[RunId, bool] = {}
+        self.checkpoint_orders: set[str] = set()
+        """Orders that a run may answer by saying that it has checkpointed."""
         self.avoided: dict[JobId, tuple[NodeId, ...]] = {}
         self.policies: dict[TenantId, ev.PolicyUpserted] = {}
         self.let_in: dict[TenantId, list[int]] = {}
@@ -97,6 +104,8 @@ class Checker:
         must(not isinstance(event, Undecodable), "facts decode", event)
         if isinstance(event, ev.RunStopOrdered | ev.RunFinished):
             self.ending.add(event.run_id)
+            if isinstance(event, ev.RunStopOrdered):
+                self.checkpoint_orders.add(entry.event_id)
         elif isinstance(event, ev.JobStopping):
             self.stopping.add(event.job_id)
         elif isinstance(event, ev.JobRequeued):
@@ -167,6 +176,28 @@ class Checker:
                 self._lives(event.job_id)
                 must(event.job_id in self.holds, "only held jobs are released", event.job_id)
                 del self.holds[event.job_id]
+            case ev.JobSuspended():
+                self._lives(event.job_id)
+                self.suspended[event.job_id] = True
+            case ev.JobResumed():
+                self._lives(event.job_id)
+                must(self.suspended.get(event.job_id, False), "only suspended jobs are resumed", event.job_id)
+                self.suspended[event.job_id] = False
+            case ev.JobCheckpointing():
+                self._lives(event.job_id)
+                spec = self.admitted[event.job_id].spec
+                must(spec.checkpoint is not None, "only who said how is told to checkpoint", event.job_id)
+            case ev.RunActionOrdered():
+                self._acted(entry, event)
+            case ev.RunSuspended() | ev.RunResumed():
+                is_still = isinstance(event, ev.RunSuspended)
+                must(self.still.get(event.run_id) is not None, "nobody stands still unasked", event.run_id)
+                must(self.told_still.get(event.run_id, False) is not is_still, "it is told as it changes", event.run_id)
+                must(not self.stated["finished", event.run_id], "what has ended neither stands nor goes", event.run_id)
+                self.told_still[event.run_id] = is_still
+            case ev.RunCheckpointed():
+                must(event.caused_by in self.checkpoint_orders, "one answer to one order to checkpoint", event)
+                self.checkpoint_orders.discard(event.caused_by)
             case ev.JobReprioritized():
                 self._lives(event.job_id)
                 must(event.before == self.priority(event.job_id), "what it was before is what was said last", event)
@@ -187,6 +218,18 @@ class Checker:
                 self.let_in[event.for_tenant] = []
             case _:
                 pass
+
+    def _acted(self, entry: Entry, event: ev.RunActionOrdered) -> None:
+        job_id = job_of_run(event.run_id)
+        must(event.run_id in self.placed, "only runs that were placed are asked anything", event.run_id)
+        if event.action is RunAction.CHECKPOINT:
+            must(self.placed[event.run_id].checkpoint is not None, "who checkpoints was told how", event.run_id)
+            self.checkpoint_orders.add(entry.event_id)
+            return
+        is_still = event.action is RunAction.SUSPEND
+        must(self.still.get(event.run_id, False) is not is_still, "nobody is asked what was asked", event)
+        must(job_id in self.suspended, "only runs of jobs that were suspended", event)
+        self.still[event.run_id] = is_still
 
     def _lives(self, job_id: JobId) -> None:
         must(job_id in self.admitted, "only admitted jobs are changed", job_id)

@@ -62,6 +62,8 @@ class Options:
     """Share of jobs that somebody cancels."""
     guaranteed_pct: int = 50
     """How much of the pool is guaranteed to its tenants' queues, in equal parts."""
+    asides: float = 0.1
+    """Share of requests after which somebody suspends a job for a while, or has one checkpoint."""
     slow_batches: float = 0.03
     """Share of the placer's batches that take seconds to arrive: a cancellation, or a fencing, may overtake them."""
     heal_after_s: int = 0
@@ -316,6 +318,9 @@ class Process:
     ended_at: int = 0
     signal: int | None = None
     stopped_by_order: bool = False
+    is_still: bool = False
+    """Suspended: it doesn't come to its end by itself."""
+    is_due: bool = False
     is_lost: bool = False
 
     @property
@@ -404,9 +409,19 @@ class Machine:
         match instruction:
             case agent_core.StartRun(order=order):
                 world.after(world.rng.randrange(1, 30) * MS, lambda: self._start(agent, order))
-            case agent_core.StopRun(run_id=run_id, grace_s=grace_s):
+            case agent_core.StopRun(run_id=run_id, grace_s=grace_s, checkpoint=checkpoint):
+                if checkpoint is not None:
+                    self._tell_of_checkpoint(agent, checkpoint)
                 wait = world.rng.randrange(1, grace_s * 1000 + 2) * MS
                 world.after(wait, lambda: self._end(run_id, signal=15))
+            case agent_core.StillRun(run_id=run_id, is_still=is_still):
+                boots = self.boots
+                world.after(
+                    world.rng.randrange(1, 50) * MS,
+                    lambda: self._still(agent, run_id, is_still=is_still) if self.boots == boots else None,
+                )
+            case agent_core.CheckpointRun():
+                self._tell_of_checkpoint(agent, instruction)
             case agent_core.ReleaseRun(order=order):
                 world.after(
                     world.rng.randrange(1, 20) * MS,
@@ -418,6 +433,26 @@ class Machine:
                 self.processes.pop(run_id, None)
             case _:
                 raise AssertionError(instruction)
+
+    def _still(self, agent: Actor, run_id: RunId, *, is_still: bool) -> None:
+        process = self.processes.get(run_id)
+        if process is None or not process.is_running:
+            return
+        process.is_still = is_still
+        self._tell(agent, agent_core.Stilled(run_id=run_id, is_still=is_still, processes=1, at=self.world.now))
+        if process.is_due and not is_still:
+            self._end(run_id, signal=None)
+
+    def _tell_of_checkpoint(self, agent: Actor, order: agent_core.CheckpointRun) -> None:
+        wait = self.world.rng.randrange(1, order.plan.grace_s * 1000 + 2) * MS
+        told = agent_core.Checkpointed(
+            run_id=order.run_id,
+            order_id=order.order_id,
+            is_done=self.world.rng.random() < 0.7,
+            at=self.world.now + wait,
+            duration_ms=wait // MS,
+        )
+        self.world.after(wait, lambda: self._tell(agent, told))
 
     def _tell(self, agent: Actor, observation: Any) -> None:
         if agent.is_alive and self.agent is agent:
@@ -458,6 +493,9 @@ class Machine:
     def _end(self, run_id: RunId, *, signal: int | None) -> None:
         process = self.processes.get(run_id)
         if process is None or not process.is_running:
+            return
+        if process.is_still and signal is None:
+            process.is_due = True
             return
         process.ended_at = self.world.now
         process.signal = signal
@@ -524,6 +562,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.options.seed)
+        self.asides = random.Random(f"{self.options.seed} asides")
+        """Of its own, so that who asks for such things changes nothing else in a run."""
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self.bus = MemoryBus(self)
@@ -712,6 +752,7 @@ class World:
             time_limit_s=30 if rng.random() < 0.05 else None,
             max_wait_s=rng.choice((None, None, 5)),
             grace_s=2,
+            checkpoint=ev.Checkpoint(signal="SIGUSR1", grace_s=1) if number % 3 == 0 else None,
             # Few before the others, and those small: what is asked must come to an end although they go first.
             service_class=rng.choice((None, None, None, None, ServiceClass.ONLINE, ServiceClass.SPOT)),
         )
@@ -746,6 +787,8 @@ class World:
             self.after(20 * S, lambda: self.wish(OPERATOR, ev.NodeUncordonRequested(node_id=node, reason="done")))
         if rng.random() < 0.2:
             self._change_a_job(number)
+        if self.asides.random() < self.options.asides:
+            self._ask_aside()
         self.after(int(rng.expovariate(1 / self.options.arrival_ms) * MS), self._request)
 
     def _followed(self, number: int) -> tuple[ev.Dependency, ...]:
@@ -755,6 +798,23 @@ class World:
         names = [f"job-x{other}" for other in sorted(chosen)] or ["nobody"]
         conditions = tuple(ev.DependencyCondition)
         return tuple(ev.Dependency(job_id=name, condition=self.rng.choice(conditions)) for name in names)
+
+    def _ask_aside(self) -> None:
+        """Somebody suspends a running job for a while, or has it checkpoint."""
+        rng = self.asides
+        holding = sorted({placed.job_id for placed in self.checker.holding.values()})
+        if not holding:
+            return
+        name = rng.choice(holding)
+        tenant = OPERATOR if rng.random() < 0.5 else TenantId(name.partition("/")[0])
+        is_dry = rng.random() < 0.1
+        if rng.random() < 0.4:
+            self.wish(tenant, ev.JobCheckpointRequested(job_id=name, dry_run=is_dry))
+            return
+        self.wish(tenant, ev.JobSuspendRequested(job_id=name, reason="a moment", dry_run=is_dry))
+        # By the operator, who may resume any: a job that stays suspended never ends.
+        resume = ev.JobResumeRequested(job_id=name)
+        self.after(rng.randrange(1, 8_000) * MS, lambda: self.wish(OPERATOR, resume))
 
     def _change_a_job(self, last: int) -> None:
         """Somebody wants a job otherwise, a new one or one that runs; now and then only to know what would follow."""

@@ -104,6 +104,9 @@ JOB_WISHES: tuple[Any, ...] = (
     ev.JobResizeRequested(job_id="x", gpu_milli=900, gpu_memory_mib=1),
     ev.JobCancelRequested(job_id="x", dry_run=True),
     ev.JobReleaseRequested(job_id="x"),
+    ev.JobSuspendRequested(job_id="x"),
+    ev.JobResumeRequested(job_id="x"),
+    ev.JobCheckpointRequested(job_id="x"),
 )
 
 

@@ -358,6 +358,60 @@ def test_a_size_that_the_job_cannot_have_is_refused(
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# Suspend, resume, checkpoint
+# --------------------------------------------------------------------------------------------------------------------
+
+PLAN = ev.CheckpointPlan(signal="SIGUSR1", grace_s=20)
+
+
+def test_a_running_job_is_suspended_and_resumed() -> None:
+    """It keeps its slices, and nothing else follows: the placer tells its runs."""
+    history = a_running_job()
+    history.wish(ev.JobSuspendRequested(job_id="train-7", reason="a demo"), actor="ann")
+    assert history.settle() == [
+        ev.JobSuspended(job_id=JOB, actor="tenant:acme (ann)", reason="a demo", answers=1, caused_by="wish-1")
+    ]
+    history.wish(ev.JobResumeRequested(job_id="train-7"))
+    assert history.settle() == [ev.JobResumed(job_id=JOB, actor="tenant:acme", answers=2, caused_by="wish-2")]
+    assert answer(history, ev.JobResumeRequested(job_id="train-7")).found == "acme/train-7, which nobody suspended"
+
+
+def test_what_the_operator_suspended_its_tenant_can_neither_resume_nor_take_over() -> None:
+    history = a_running_job()
+    history.wish(ev.JobSuspendRequested(job_id="acme/train-7"), tenant=OPERATOR)
+    history.settle()
+    assert answer(history, ev.JobResumeRequested(job_id="train-7")).code is Refusal.NOT_PERMITTED
+    history.settle()
+    assert answer(history, ev.JobSuspendRequested(job_id="train-7")).code is Refusal.JOB_STATE
+    history.settle()
+    assert isinstance(answer(history, ev.JobResumeRequested(job_id="acme/train-7"), tenant=OPERATOR), ev.JobResumed)
+
+
+def test_only_what_runs_is_suspended_or_checkpoints() -> None:
+    """Who waits is told what to ask instead."""
+    history = a_waiting_job(checkpoint=PLAN)
+    refused = answer(history, ev.JobSuspendRequested(job_id="train-7"))
+    assert refused.code is Refusal.JOB_STATE
+    assert refused.message.endswith("A job that waits is held instead.")
+    history.settle()
+    assert answer(history, ev.JobCheckpointRequested(job_id="train-7")).code is Refusal.JOB_STATE
+
+
+def test_a_job_that_says_how_is_told_to_checkpoint() -> None:
+    history = a_running_job(checkpoint=PLAN)
+    assert answer(history, ev.JobCheckpointRequested(job_id="train-7", reason="before lunch")) == ev.JobCheckpointing(
+        job_id=JOB, attempt=1, actor="tenant:acme", reason="before lunch", answers=1, caused_by="wish-1"
+    )
+    history.settle()
+    history.wish(ev.JobSuspendRequested(job_id="train-7"))
+    history.settle()
+    assert answer(history, ev.JobCheckpointRequested(job_id="train-7")).found == "acme/train-7, which is suspended"
+    silent = a_running_job()
+    refused = answer(silent, ev.JobCheckpointRequested(job_id="train-7"))
+    assert (refused.code, refused.found) == (Refusal.JOB_STATE, "acme/train-7, without checkpoint")
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # All of them
 # --------------------------------------------------------------------------------------------------------------------
 
@@ -368,6 +422,9 @@ OF_A_JOB: tuple[Any, ...] = (
     ev.JobReprioritizeRequested(job_id="train-7", priority=1),
     ev.JobPreemptRequested(job_id="train-7", reason="r"),
     ev.JobResizeRequested(job_id="train-7", gpu_milli=1),
+    ev.JobSuspendRequested(job_id="train-7"),
+    ev.JobResumeRequested(job_id="train-7"),
+    ev.JobCheckpointRequested(job_id="train-7"),
 )
 
 
@@ -415,6 +472,11 @@ def test_a_job_that_is_not_there_or_has_ended_takes_no_wish(wish: Any, dry_run: 
             ),
         ),
         (
+            OF_A_JOB[6],
+            "JobSuspended",
+            ("1 run is told to stand still, and keeps its slices; its time limit goes on.",),
+        ),
+        (
             OF_A_JOB[5],
             "JobResized",
             (
@@ -449,7 +511,10 @@ def test_a_dry_run_says_what_would_follow_and_changes_nothing(wish: Any, fact: s
 @pytest.mark.parametrize("wish", OF_A_JOB, ids=lambda wish: type(wish).__name__)
 def test_a_dry_run_meets_what_the_wishes_before_it_leave(wish: Any) -> None:
     """All of one decision: it sees the hold that was answered just before, and a later wish doesn't see it."""
-    history = a_running_job()
+    history = a_running_job(checkpoint=PLAN)
+    if isinstance(wish, ev.JobResumeRequested):
+        history.wish(ev.JobSuspendRequested(job_id="train-7"))
+        history.settle()
     history.wish(ev.JobHoldRequested(job_id="train-7"))
     history.wish(msgspec.structs.replace(wish, dry_run=True))
     history.wish(wish)

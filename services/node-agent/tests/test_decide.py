@@ -5,8 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from apportion.contracts.causes import DeviceHealth, IsolationFinding, IsolationTest, Mode, RunCause, StopCause
+from apportion.contracts.causes import (
+    DeviceHealth,
+    IsolationFinding,
+    IsolationTest,
+    Mode,
+    RunAction,
+    RunCause,
+    StopCause,
+)
 from apportion.contracts.events import (
+    CheckpointPlan,
     DeviceHealthChanged,
     Fact,
     IsolationTestStarted,
@@ -14,17 +23,23 @@ from apportion.contracts.events import (
     LeaseClaimed,
     NodeFenced,
     NodeRegistered,
+    RunActionOrdered,
+    RunCheckpointed,
     RunFinished,
     RunPlaced,
     RunReleased,
+    RunResumed,
     RunStarted,
     RunStopOrdered,
+    RunSuspended,
 )
 from apportion.contracts.ids import MONITOR, DeviceUuid, NodeId, RunId, agent_author
 from apportion.contracts.testing import NOON, a_device, a_placement, as_fact
 from apportion.node_agent.core import (
     Adopted,
     AgentCore,
+    Checkpointed,
+    CheckpointRun,
     DeviceHealthSeen,
     Found,
     Instruction,
@@ -41,6 +56,8 @@ from apportion.node_agent.core import (
     StartFailed,
     StartRun,
     State,
+    Stilled,
+    StillRun,
     StopRun,
     TryIsolation,
 )
@@ -581,3 +598,79 @@ def test_a_snapshot_is_the_state_of_the_stream() -> None:
     restored: State = node.core.restore(data)
     assert node.core.snapshot(restored) == data
     assert node.core.position(restored) == (node.seq, 0)
+
+
+PLAN = CheckpointPlan(signal="SIGUSR1", grace_s=20)
+
+
+def asked(action: RunAction) -> RunActionOrdered:
+    return RunActionOrdered(run_id=RUN, node_id=NODE, action=action, actor="tenant:acme")
+
+
+def test_a_run_stands_still_and_goes_on_as_it_is_told_and_what_was_seen_is_stated() -> None:
+    """Once for each change, and only what was seen."""
+    node = a_running_node()
+    node.fold(asked(RunAction.SUSPEND))
+    assert node.do() == [StillRun(run_id=RUN, is_still=True)]
+    assert (node.do(), node.say()) == ([], [])
+    node.see(Stilled(run_id=RUN, is_still=True, processes=3, at=NOON + 1))
+    (told,) = node.say()
+    assert isinstance(told, RunSuspended)
+    assert (told.processes, told.suspended_at) == (3, NOON + 1)
+    node.fold(asked(RunAction.RESUME))
+    assert node.do() == [StillRun(run_id=RUN, is_still=False)]
+    node.see(Stilled(run_id=RUN, is_still=False, processes=3, at=NOON + 2))
+    assert [type(fact) for fact in node.say()] == [RunResumed]
+
+
+@pytest.mark.parametrize("keeps_snapshot", [True, False])
+def test_a_new_agent_sees_to_it_that_a_suspended_run_stands_still(keeps_snapshot: bool) -> None:
+    """The last one may have died in between; and nothing is stated twice."""
+    node = a_running_node()
+    node.fold(asked(RunAction.SUSPEND))
+    node.do()
+    node.see(Stilled(run_id=RUN, is_still=True, processes=1, at=NOON))
+    node.say()
+    started = ProcessStarted(run_id=RUN, pid=77, started_at=NOON)
+    node.restart("s2", Found(run_id=RUN, started=started), keeps_snapshot=keeps_snapshot)
+    assert node.do() == [StillRun(run_id=RUN, is_still=True)]
+    node.see(Stilled(run_id=RUN, is_still=True, processes=1, at=NOON + 9))
+    assert [type(fact) for fact in node.say()] == [NodeRegistered]
+
+
+def test_a_run_is_told_to_checkpoint_and_what_came_of_it_is_stated_once() -> None:
+    node = a_running_node(checkpoint=PLAN)
+    node.fold(asked(RunAction.CHECKPOINT))
+    order = f"fact-{node.seq}"
+    assert node.do() == [CheckpointRun(run_id=RUN, order_id=order, plan=PLAN)]
+    assert node.do() == []
+    node.see(Checkpointed(run_id=RUN, order_id=order, is_done=True, at=NOON, duration_ms=40, step=7))
+    (told,) = node.say()
+    assert isinstance(told, RunCheckpointed)
+    assert (told.is_done, told.step, told.duration_ms, told.caused_by) == (True, 7, 40, order)
+
+
+@pytest.mark.parametrize(
+    ("cause", "grace_s", "is_told"),
+    [
+        (StopCause.PREEMPTED, 30, True),
+        (StopCause.RESIZED, 30, True),
+        (StopCause.TIME_LIMIT, 30, True),
+        (StopCause.PREEMPTED, 0, False),
+        (StopCause.CANCELLED, 30, False),
+    ],
+)
+def test_a_run_that_may_go_on_elsewhere_is_told_to_checkpoint_before_it_is_stopped(
+    cause: StopCause, grace_s: int, is_told: bool
+) -> None:
+    """What came of it is stated before its end, which may follow at once."""
+    node = a_running_node(checkpoint=PLAN)
+    node.fold(RunStopOrdered(run_id=RUN, node_id=NODE, cause=cause, grace_s=grace_s, actor="operator"))
+    (stop,) = node.do()
+    assert isinstance(stop, StopRun)
+    assert (stop.checkpoint is not None) is is_told
+    if stop.checkpoint is not None:
+        order = stop.checkpoint.order_id
+        node.see(Checkpointed(run_id=RUN, order_id=order, is_done=False, at=NOON, duration_ms=9, detail="silent"))
+    node.see(exited(exit_code=143))
+    assert [type(fact) for fact in node.say()] == [RunCheckpointed, RunFinished] if is_told else [RunFinished]

@@ -159,6 +159,49 @@ async def test_stop_kills_what_ignores_it_and_what_hid_in_a_session_of_its_own(p
     assert not is_alive(daemon)
 
 
+async def test_every_process_of_a_run_stands_still_and_goes_on(processes: Processes) -> None:
+    """Those in sessions of their own too: one that goes on computing would be no suspension."""
+    tick = "import os, time; os.setsid(); print(os.getpid(), flush=True); [time.sleep(0.01) for _ in iter(int, 1)]"
+    started = await processes.start(a_shell(f"{sys.executable} -I -S -c '{tick}' & while :; do sleep 0.05; done"))
+    while not output(processes).strip():
+        await asyncio.sleep(0.01)
+    pids = (started.pid, int(output(processes)))
+
+    def states() -> set[str]:
+        return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
+
+    async with asyncio.timeout(PATIENCE_S):
+        count = await processes.still(RUN, is_still=True)
+        assert (states(), processes.is_still(RUN)) == ({"T"}, True)
+        assert count is not None
+        assert count >= 2
+        assert await processes.still(RUN, is_still=False)
+        assert "T" not in states()
+        await processes.still(RUN, is_still=True)
+        end = await processes.stop(RUN, grace_s=PATIENCE_S)  # Who stands still is asked to end all the same.
+    assert isinstance(end, Exited)
+    assert end.signal == signal.SIGTERM
+    assert await processes.still(RUN, is_still=True) is None
+
+
+async def test_a_signal_for_the_first_process_is_sent_where_it_is_handled(processes: Processes) -> None:
+    """Sent to who doesn't handle it, a request to checkpoint would end the run."""
+    started = await processes.start(
+        a_shell("echo begun; while [ ! -e go ]; do sleep 0.01; done; trap 'exit 4' USR1; echo ready; sleep 60 & wait")
+    )
+    while "begun" not in output(processes):
+        await asyncio.sleep(0.01)
+    assert not processes.signal_first(started, signal.SIGUSR1)
+    (processes.work_path(RUN) / "go").touch()
+    while "ready" not in output(processes):
+        await asyncio.sleep(0.01)
+    assert processes.signal_first(started, signal.SIGUSR1)
+    end = await asyncio.wait_for(processes.ended(RUN), PATIENCE_S)
+    assert isinstance(end, Exited)
+    assert end.exit_code == 4
+    assert not processes.signal_first(started, signal.SIGUSR1)
+
+
 async def test_a_run_ends_with_its_first_process(processes: Processes) -> None:
     """An exit is reported only once nothing of the run is left to use the device."""
     await processes.start(a_shell("sleep 60 & echo $!"))

@@ -14,17 +14,22 @@ from typing import Any, Self
 
 import pytest
 
-from apportion.contracts.causes import SPENDS_NO_RETRY, DeviceHealth, Mode, RunCause, StopCause
+from apportion.contracts.causes import SPENDS_NO_RETRY, DeviceHealth, Mode, RunAction, RunCause, StopCause
 from apportion.contracts.events import (
+    CheckpointPlan,
     DeviceHealthChanged,
     Fact,
     LeaseClaimed,
     NodeRegistered,
+    RunActionOrdered,
+    RunCheckpointed,
     RunFinished,
     RunPlaced,
     RunReleased,
+    RunResumed,
     RunStarted,
     RunStopOrdered,
+    RunSuspended,
     Slice,
 )
 from apportion.contracts.ids import NodeId, RunId, agent_author
@@ -311,6 +316,51 @@ async def test_a_stop_is_obeyed_by_steps(world: World) -> None:
         finished = await agent.until(lambda: world.first(RunFinished))
         assert (finished.cause, finished.signal) == (RunCause.CANCELLED, 9)
         await agent.until(lambda: world.first(RunReleased))
+
+
+async def test_a_run_is_suspended_resumed_and_checkpoints_and_its_next_attempt_goes_on_from_there(
+    world: World, tmp_path: Path
+) -> None:
+    """The whole way of a run that makes room for others and loses nothing."""
+    kept = tmp_path / "steps"
+    plan = CheckpointPlan(signal="SIGUSR1", grace_s=int(PATIENCE_S), uri=f"file://{kept}")
+    async with Agent(world, "s1") as agent:
+        order = a_workload(agent, "a", "train", "--seconds", "600", "--step-ms", "20", checkpoint=plan)
+        world.append(order)
+        started = await agent.until(lambda: world.first(RunStarted))
+        device, run = agent.uuids[0], order.run_id
+        await agent.until(lambda: True if agent.devices.processes(device) else None)
+
+        def ask(action: RunAction) -> None:
+            world.append(RunActionOrdered(run_id=run, node_id=NODE, action=action, actor="tenant:acme"))
+
+        ask(RunAction.SUSPEND)
+        await agent.until(lambda: world.first(RunSuspended))
+        assert Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        ask(RunAction.RESUME)
+        await agent.until(lambda: world.first(RunResumed))
+        ask(RunAction.CHECKPOINT)
+        told = await agent.until(lambda: world.first(RunCheckpointed))
+        assert (told.is_done, told.uri, told.detail) == (True, f"file://{kept}", "")
+        assert told.step > 0
+        stop = RunStopOrdered(
+            run_id=run, node_id=NODE, cause=StopCause.PREEMPTED, grace_s=2 * int(PATIENCE_S), actor="service:placer"
+        )
+        world.append(stop)
+        finished = await agent.until(lambda: world.first(RunFinished))
+        assert (finished.cause, finished.exit_code) == (RunCause.PREEMPTED, 143)
+        first, last = world.facts(RunCheckpointed)
+        assert first.step <= last.step <= int(kept.read_text())
+        await agent.until(lambda: world.first(RunReleased))
+        steps = int(kept.read_text())
+        again = a_workload(
+            agent, "b", "train", "--seconds", f"{(steps + 1) * 0.02:.2f}", "--step-ms", "20", checkpoint=plan
+        )
+        world.append(again)
+        await agent.until(lambda: world.first(RunReleased, again.run_id))
+        await agent.until(lambda: agent.processes.kept.directory(again.run_id))
+        answer = json.loads(agent.processes.desk.answer(json.dumps({"run": again.run_id}).encode()))
+        assert base64.b64decode(answer["data"]).startswith(f"train steps={steps + 1} device_ms=20 ".encode())
 
 
 async def test_an_mps_run_is_taken_off_its_server_before_it_is_killed(world: World) -> None:

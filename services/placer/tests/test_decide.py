@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import DeviceHealth, Mode, Pending, RunCause, ServiceClass, StopCause
+from apportion.contracts.causes import DeviceHealth, Mode, Pending, RunAction, RunCause, ServiceClass, StopCause
 from apportion.contracts.ids import ADMISSION, PLACER, DeviceUuid, JobId, NodeId, RunId, TenantId, agent_author
 from apportion.contracts.testing import (
     NOON,
@@ -405,6 +405,40 @@ def test_live_runs_of_a_stopping_job_are_told_to_stop() -> None:
             reason="typo",
         )
     ]
+
+
+def test_runs_of_a_suspended_job_are_told_to_stand_still_and_then_to_go_on() -> None:
+    """Those that start later too: what was suspended doesn't go on elsewhere by itself."""
+    state = told(a_queue(), a_node(), a_job(), a_placement())
+    suspended = ev.JobSuspended(job_id=JobId("acme/train-7"), actor="tenant:acme", reason="a demo", answers=2)
+    also_told(state, suspended)
+    assert core.decide(state, NOON) == []
+    also_told(state, ev.RunStarted(run_id=RUN, node_id=NodeId("node-1"), pid=7, started_at=NOON))
+    (order,) = settled(state)
+    assert isinstance(order, ev.RunActionOrdered)
+    assert (order.action, order.actor, order.reason) == (RunAction.SUSPEND, "tenant:acme", "a demo")
+    also_told(state, ev.JobResumed(job_id=JobId("acme/train-7"), actor="tenant:acme", answers=3))
+    (order,) = settled(state)
+    assert isinstance(order, ev.RunActionOrdered)
+    assert order.action is RunAction.RESUME
+
+
+def test_runs_are_told_to_checkpoint_once_and_before_they_are_stopped() -> None:
+    """A run that may go on elsewhere has the time for it, beside its grace."""
+    job = JobId("acme/train-7")
+    plan = ev.CheckpointPlan(signal="SIGUSR1", grace_s=20)
+    state = told(a_queue(), a_node(), a_job(checkpoint=plan))
+    (placed,) = (fact for fact in settled(state) if isinstance(fact, ev.RunPlaced))
+    assert placed.checkpoint == plan
+    also_told(state, ev.RunStarted(run_id=RUN, node_id=NodeId("node-1"), pid=7, started_at=NOON))
+    also_told(state, ev.JobCheckpointing(job_id=job, attempt=1, actor="tenant:acme", answers=2))
+    (order,) = settled(state)
+    assert isinstance(order, ev.RunActionOrdered)
+    assert order.action is RunAction.CHECKPOINT
+    also_told(state, ev.JobStopping(job_id=job, attempt=1, cause=StopCause.PREEMPTED, actor="operator", answers=3))
+    (stop,) = settled(state)
+    assert isinstance(stop, ev.RunStopOrdered)
+    assert stop.grace_s == 10 + 20
 
 
 def test_a_run_that_was_placed_as_its_job_ended_is_told_to_stop() -> None:

@@ -81,6 +81,20 @@ def sentence(row: Row) -> str:
             return f"is held by {row['actor']}{_reason(body)}"
         case "JobReleased":
             return f"may be placed again, says {row['actor']}{_reason(body)}"
+        case "JobSuspended":
+            return f"is to stand still, as {row['actor']} wants{_reason(body)}"
+        case "JobResumed":
+            return f"may go on, says {row['actor']}{_reason(body)}"
+        case "JobCheckpointing":
+            return f"is to checkpoint, as {row['actor']} wants{_reason(body)}"
+        case "RunActionOrdered":
+            return f"{_run(row)} was told by {row['actor']} to {body.get('action')}{_reason(body)}"
+        case "RunSuspended":
+            return f"{_run(row)} stands still on {row['node_id']}, with {body.get('processes')} process(es)"
+        case "RunResumed":
+            return f"{_run(row)} goes on, on {row['node_id']}, with {body.get('processes')} process(es)"
+        case "RunCheckpointed":
+            return f"{_run(row)} {_checkpoint(body)}"
         case "JobReprioritized":
             return (
                 f"has priority {body.get('priority')} now, was {body.get('before')}, by {row['actor']}{_reason(body)}"
@@ -112,6 +126,14 @@ def sentence(row: Row) -> str:
             return f"{kind} by {row['actor'] or row['said_by']}{_reason(body)}"
         case kind:
             return f"{kind or 'an unreadable message'}{': ' + str(row['cause']) if row['cause'] else ''}"
+
+
+def _checkpoint(body: Mapping[str, Any]) -> str:
+    if not body.get("is_done"):
+        return f"was told to checkpoint and didn't: {body.get('detail')}"
+    step = f" at step {body['step']}" if body.get("step") is not None else ""
+    where = f" to {body['uri']}" if body.get("uri") else ""
+    return f"has checkpointed{step}{where}, in {_ms(body.get('duration_ms'))}"
 
 
 def _run(row: Row) -> str:

@@ -108,6 +108,30 @@ def release(*, job: str, **options: Any) -> int:
 
 @cli.command()
 @click.argument("job")
+@wish_options(is_reason_required=False)
+def suspend(*, job: str, **options: Any) -> int:
+    """Ask that JOB, which runs, stands still; it keeps its slices, and its time limit goes on."""
+    return _ask_job("JobSuspendRequested", job, options)
+
+
+@cli.command()
+@click.argument("job")
+@wish_options(is_reason_required=False)
+def resume(*, job: str, **options: Any) -> int:
+    """Ask that JOB, which is suspended, goes on."""
+    return _ask_job("JobResumeRequested", job, options)
+
+
+@cli.command()
+@click.argument("job")
+@wish_options(is_reason_required=False)
+def checkpoint(*, job: str, **options: Any) -> int:
+    """Ask that JOB, which runs and says how (checkpoint.signal), keeps what it has done."""
+    return _ask_job("JobCheckpointRequested", job, options)
+
+
+@cli.command()
+@click.argument("job")
 @click.argument("priority", type=click.IntRange(0, 1000))
 @wish_options(is_reason_required=False)
 def reprioritize(*, job: str, priority: int, **options: Any) -> int:

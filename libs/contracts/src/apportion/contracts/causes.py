@@ -271,6 +271,21 @@ class StopCause(StrEnum):
 
 
 @unique
+class RunAction(StrEnum):
+    """What is asked of a run that goes on."""
+
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    CHECKPOINT = "checkpoint"
+
+
+CHECKPOINTED_STOPS: frozenset[StopCause] = frozenset(
+    {StopCause.PREEMPTED, StopCause.DRAINED, StopCause.RESIZED, StopCause.TIME_LIMIT}
+)
+"""Who is stopped for one of these is told to checkpoint first, where its job says how: it may go on elsewhere."""
+
+
+@unique
 class PreemptionKind(StrEnum):
     """By which right one job has others stopped."""
 

@@ -26,6 +26,7 @@ from apportion.contracts.causes import (
     Pricing,
     QueueOrder,
     Refusal,
+    RunAction,
     RunCause,
     ServiceClass,
     Severity,
@@ -432,6 +433,36 @@ class JobResizeRequested(Wish, frozen=True, kw_only=True, tag="JobResizeRequeste
     dry_run: bool = False
 
 
+class JobSuspendRequested(Wish, frozen=True, kw_only=True, tag="JobSuspendRequested.v1"):
+    """Somebody asks that a job's processes stand still. Answered by JobSuspended or WishRejected.
+
+    They keep what they hold, and its time limit goes on: to have its slices back, hold the job and preempt it.
+    """
+
+    job_id: JobName
+    """The job's name; an operator gives ``<tenant>/<name>``."""
+    reason: Text = ""
+    dry_run: bool = False
+
+
+class JobResumeRequested(Wish, frozen=True, kw_only=True, tag="JobResumeRequested.v1"):
+    """Somebody asks that a suspended job goes on. Answered by JobResumed or WishRejected."""
+
+    job_id: JobName
+    """The job's name; an operator gives ``<tenant>/<name>``."""
+    reason: Text = ""
+    dry_run: bool = False
+
+
+class JobCheckpointRequested(Wish, frozen=True, kw_only=True, tag="JobCheckpointRequested.v1"):
+    """Somebody asks that a running job keeps what it has done. Answered by JobCheckpointing or WishRejected."""
+
+    job_id: JobName
+    """The job's name; an operator gives ``<tenant>/<name>``."""
+    reason: Text = ""
+    dry_run: bool = False
+
+
 class QueueUpsertRequested(Wish, frozen=True, kw_only=True, tag="QueueUpsertRequested.v1"):
     """An operator asks for a queue with these limits, new or changed. Answered by QueueUpserted or WishRejected.
 
@@ -691,6 +722,16 @@ class DependsOn(Struct, frozen=True, kw_only=True, omit_defaults=True):
     condition: DependencyCondition = DependencyCondition.SUCCEEDED
 
 
+class CheckpointPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a run is told to keep what it has done, and for how long it is waited for."""
+
+    signal: str = "SIGUSR1"
+    """Sent to the run's first process, where that handles it."""
+    grace_s: int = 30
+    uri: str = ""
+    """Where the job keeps it; its attempts are told."""
+
+
 class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job request with every default filled in: what the placer and the agents go by."""
 
@@ -758,6 +799,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """After an attempt that ran out of device memory, the next asks for so much of what it had."""
     depends_on: tuple[DependsOn, ...] = ()
     grace_s: int = 10
+    checkpoint: CheckpointPlan | None = None
+    """Given: its runs are told to checkpoint before they are stopped for others' sake, or moved."""
     min_runtime_s: int = 0
     max_wait_s: int = 0
     latency_ms: int = 0
@@ -1038,6 +1081,42 @@ class JobReleased(Fact, frozen=True, kw_only=True, tag="JobReleased.v1"):
     answers: int
 
 
+class JobSuspended(Fact, frozen=True, kw_only=True, tag="JobSuspended.v1"):
+    """The job's runs shall stand still until it is resumed; where it waits, it isn't placed. Written by admission.
+
+    The placer orders the runs; each agent says when nothing of its run moves (RunSuspended).
+    """
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    actor: str
+    by_operator: bool = False
+    """Then its tenant can't resume it."""
+    reason: str = ""
+    answers: int
+
+
+class JobResumed(Fact, frozen=True, kw_only=True, tag="JobResumed.v1"):
+    """The suspended job goes on. Written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    actor: str
+    reason: str = ""
+    answers: int
+
+
+class JobCheckpointing(Fact, frozen=True, kw_only=True, tag="JobCheckpointing.v1"):
+    """The job's started runs shall keep what they have done. By admission; a RunCheckpointed follows for each."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    job_id: JobId
+    attempt: int
+    actor: str
+    reason: str = ""
+    answers: int
+
+
 class JobReprioritized(Fact, frozen=True, kw_only=True, tag="JobReprioritized.v1"):
     """The job has this priority from here on, wherever it waits. Written by admission."""
 
@@ -1199,6 +1278,7 @@ class RunPlaced(Fact, frozen=True, kw_only=True, tag="RunPlaced.v1"):
     command: tuple[str, ...]
     env: dict[str, str] = {}
     grace_s: int = 10
+    checkpoint: CheckpointPlan | None = None
     candidates: tuple[Candidate, ...] = ()
     """The best few, the chosen one first."""
     excluded: dict[str, int] = {}
@@ -1217,6 +1297,17 @@ class RunStopOrdered(Fact, frozen=True, kw_only=True, tag="RunStopOrdered.v1"):
     node_id: NodeId
     cause: StopCause
     grace_s: int
+    actor: str
+    reason: str = ""
+
+
+class RunActionOrdered(Fact, frozen=True, kw_only=True, tag="RunActionOrdered.v1"):
+    """Something is asked of a run that goes on: to stand still, to go on, to checkpoint. By placer; the agent obeys."""
+
+    AUTHOR: ClassVar[Author] = PLACER
+    run_id: RunId
+    node_id: NodeId
+    action: RunAction
     actor: str
     reason: str = ""
 
@@ -1436,6 +1527,44 @@ class RunFinished(Fact, frozen=True, kw_only=True, tag="RunFinished.v1"):
     peak_memory_mib: int | None = None
     """Most device memory that was seen in use, over all its devices; None where nobody looked."""
     detail: str = ""
+
+
+class RunSuspended(Fact, frozen=True, kw_only=True, tag="RunSuspended.v1"):
+    """Every process of the run was seen to stand still. Written by the agent; what is on the device stays there."""
+
+    AUTHOR: ClassVar[Author] = AGENT
+    run_id: RunId
+    node_id: NodeId
+    suspended_at: Instant
+    processes: int
+
+
+class RunResumed(Fact, frozen=True, kw_only=True, tag="RunResumed.v1"):
+    """The run's processes go on. Written by the agent."""
+
+    AUTHOR: ClassVar[Author] = AGENT
+    run_id: RunId
+    node_id: NodeId
+    resumed_at: Instant
+    processes: int
+
+
+class RunCheckpointed(Fact, frozen=True, kw_only=True, tag="RunCheckpointed.v1"):
+    """The run was told to checkpoint, and this came of it. Written by the agent."""
+
+    AUTHOR: ClassVar[Author] = AGENT
+    run_id: RunId
+    node_id: NodeId
+    is_done: bool
+    """It said so within its grace. What it said follows, and is believed to be no more than that."""
+    finished_at: Instant
+    duration_ms: int
+    """From the signal to the report, or to the end of the grace."""
+    uri: str = ""
+    step: int | None = None
+    bytes: int | None = None
+    detail: str = ""
+    """Why not, where it is not done."""
 
 
 class RunReleased(Fact, frozen=True, kw_only=True, tag="RunReleased.v1"):
@@ -1769,6 +1898,9 @@ JobWish = (
     | JobReprioritizeRequested
     | JobPreemptRequested
     | JobResizeRequested
+    | JobSuspendRequested
+    | JobResumeRequested
+    | JobCheckpointRequested
     | QueueUpsertRequested
     | PolicyUpsertRequested
 )
@@ -1795,6 +1927,9 @@ JobFact = (
     | PolicyUpserted
     | JobHeld
     | JobReleased
+    | JobSuspended
+    | JobResumed
+    | JobCheckpointing
     | JobReprioritized
     | JobResized
     | JobStopping
@@ -1806,8 +1941,18 @@ JobFact = (
     | JobExpired
     | LateFactIgnored
 )
-PlacerFact = RunPlaced | RunStopOrdered | PreemptionDecided | PriceSet | JobPendingReasonChanged
-AgentFact = NodeRegistered | DeviceHealthChanged | RunStarted | RunFinished | RunReleased | IsolationVerdict
+PlacerFact = RunPlaced | RunStopOrdered | RunActionOrdered | PreemptionDecided | PriceSet | JobPendingReasonChanged
+AgentFact = (
+    NodeRegistered
+    | DeviceHealthChanged
+    | RunStarted
+    | RunSuspended
+    | RunResumed
+    | RunCheckpointed
+    | RunFinished
+    | RunReleased
+    | IsolationVerdict
+)
 MonitorFact = (
     NodeWishRejected
     | NodeWishJudged

@@ -156,12 +156,25 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
     match event:
         case ev.LeaseClaimed():
             return lease(pool, author)
-        case ev.RunPlaced() | ev.RunStopOrdered() | ev.RunStarted() | ev.RunFinished() | ev.RunReleased():
+        case (
+            ev.RunPlaced()
+            | ev.RunStopOrdered()
+            | ev.RunActionOrdered()
+            | ev.RunStarted()
+            | ev.RunSuspended()
+            | ev.RunResumed()
+            | ev.RunCheckpointed()
+            | ev.RunFinished()
+            | ev.RunReleased()
+        ):
             return f"{prefix}.{run_entity(event.node_id, event.run_id)}"
         case (
             ev.JobAdmitted()
             | ev.JobHeld()
             | ev.JobReleased()
+            | ev.JobSuspended()
+            | ev.JobResumed()
+            | ev.JobCheckpointing()
             | ev.JobReprioritized()
             | ev.JobResized()
             | ev.JobStopping()

@@ -25,7 +25,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import DeviceHealth, Pending, RunCause, StopCause, WorkloadKind
+from apportion.contracts.causes import (
+    CHECKPOINTED_STOPS,
+    DeviceHealth,
+    Pending,
+    RunAction,
+    RunCause,
+    StopCause,
+    WorkloadKind,
+)
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run, node_of_author
 from apportion.pool import quota
@@ -141,6 +149,10 @@ class RunView(Struct):
     """Whether its slices are taken from its devices still."""
     charge: quota.Amounts = {}
     """What its queues are charged for it while it holds."""
+    is_still: bool = False
+    """It was ordered to stand still, and not to go on since."""
+    checkpoint_seq: int = 0
+    """Sequence of the newest order to checkpoint."""
 
 
 class JobView(Struct):
@@ -178,6 +190,11 @@ class JobView(Struct):
     """False where the job ends with the runs that are being stopped."""
     hold: ev.JobHeld | None = None
     """Set while the job may not be placed; runs that it has, run on."""
+    suspend: ev.JobSuspended | None = None
+    """Set while its runs are to stand still, those of later attempts too."""
+    checkpoint: ev.JobCheckpointing | None = None
+    """The newest wish that its runs checkpoint."""
+    checkpoint_seq: int = 0
     resize: ev.JobResized | None = None
     """Set while runs of the present attempt have another size than the job: they are to be stopped for it."""
     resized_seq: int = 0
@@ -246,6 +263,8 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
             if (run := run_of(pool, event.run_id)) is not None:
                 run.stop = event.cause
                 run.last_event = entry.event_id
+        case ev.RunActionOrdered():
+            _acted(pool, entry, event)
         case ev.RunStarted():
             _started(pool, entry, event)
         case ev.RunFinished():
@@ -273,6 +292,19 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
                 job.waits_since_at = entry.recorded_at
                 job.last_event = entry.event_id if job.state is JobState.QUEUED else job.last_event
                 _look_anew(job)
+        case ev.JobSuspended():
+            if (job := pool.jobs.get(event.job_id)) is not None and job.state is not JobState.ENDED:
+                job.suspend = event
+                job.last_event = entry.event_id if job.state is JobState.RUNNING else job.last_event
+        case ev.JobResumed():
+            if (job := pool.jobs.get(event.job_id)) is not None:
+                job.suspend = None
+                job.last_event = entry.event_id if job.state is JobState.RUNNING else job.last_event
+        case ev.JobCheckpointing():
+            if (job := pool.jobs.get(event.job_id)) is not None and job.attempt == event.attempt:
+                job.checkpoint = event
+                job.checkpoint_seq = entry.seq
+                job.last_event = entry.event_id if job.state is JobState.RUNNING else job.last_event
         case ev.JobReprioritized():
             if (job := pool.jobs.get(event.job_id)) is not None:
                 job.spec = replace(job.spec, priority=event.priority)
@@ -308,6 +340,12 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
         case _:
             pass  # rejections, duplicates, judgements without effect on who holds what, and types of newer versions
     return pool
+
+
+def grace_s_of(spec: ev.JobSpec, cause: StopCause) -> int:
+    """How long a run of the job may take to stop for this cause: to checkpoint, where it is told to, and to end."""
+    checkpoint_s = spec.checkpoint.grace_s if spec.checkpoint is not None and cause in CHECKPOINTED_STOPS else 0
+    return spec.grace_s + checkpoint_s
 
 
 def run_of(pool: Pool, run: RunId) -> RunView | None:
@@ -407,6 +445,20 @@ def _overtaken(entry: Entry, event: ev.RunPlaced) -> JobView:
         queued_at=entry.recorded_at,
         last_event=entry.event_id,
     )
+
+
+def _acted(pool: Pool, entry: Entry, event: ev.RunActionOrdered) -> None:
+    run = run_of(pool, event.run_id)
+    if run is None:
+        return
+    run.last_event = entry.event_id
+    match event.action:
+        case RunAction.SUSPEND:
+            run.is_still = True
+        case RunAction.RESUME:
+            run.is_still = False
+        case RunAction.CHECKPOINT:
+            run.checkpoint_seq = entry.seq
 
 
 def _started(pool: Pool, entry: Entry, event: ev.RunStarted) -> None:

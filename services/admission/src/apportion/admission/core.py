@@ -46,7 +46,7 @@ FACTS_PER_ROUND: Final = 900
 REFUSED_PER_ROUND: Final = 300
 """Undecodable wishes that one decision refuses, beside the wishes that it answers."""
 
-RULES: Final = 4
+RULES: Final = 5
 """Goes up whenever the same history would lead to another decision."""
 
 
@@ -57,6 +57,9 @@ OfJob = (
     | ev.JobReprioritizeRequested
     | ev.JobPreemptRequested
     | ev.JobResizeRequested
+    | ev.JobSuspendRequested
+    | ev.JobResumeRequested
+    | ev.JobCheckpointRequested
 )
 """Wishes about a job that there is."""
 
@@ -483,6 +486,12 @@ class _Round:
                 self._preempt(asked, wish, job)
             case ev.JobResizeRequested():
                 self._resize(asked, wish, job)
+            case ev.JobSuspendRequested():
+                self._suspend(asked, wish, job)
+            case ev.JobResumeRequested():
+                self._resume(asked, wish, job)
+            case ev.JobCheckpointRequested():
+                self._checkpoint(asked, wish, job)
 
     def _asked_job(self, asked: Asked, name: str) -> Seen | Refused:
         """The job that a wish is about, where it has not ended. States its end where that was due already."""
@@ -522,7 +531,16 @@ class _Round:
         if job is None:
             return None
         held_by = None if job.hold is None else Holder.OPERATOR if job.hold.by_operator else Holder.TENANT
-        return Seen(job_id=job_id, spec=job.spec, state=job.state, stop=job.stop, held_by=held_by, view=job)
+        stilled_by = None if job.suspend is None else Holder.OPERATOR if job.suspend.by_operator else Holder.TENANT
+        return Seen(
+            job_id=job_id,
+            spec=job.spec,
+            state=job.state,
+            stop=job.stop,
+            held_by=held_by,
+            stilled_by=stilled_by,
+            view=job,
+        )
 
     def _due_fact(self, job: Seen) -> ev.Fact | None:
         """What follows for the job whatever was wished, where this round has not stated it."""
@@ -616,9 +634,17 @@ class _Round:
         )
 
     def _preempt(self, asked: Asked, wish: ev.JobPreemptRequested, job: Seen) -> None:
+        refused = self._not_running(job, waits="which waits and has nothing to give back")
+        if refused is None:
+            self._stop(asked, job, StopCause.PREEMPTED, wish.reason, requeue=wish.requeue)
+        else:
+            self._refuse(asked, refused)
+
+    def _not_running(self, job: Seen, *, waits: str, hint: str = "") -> Refused | None:
+        """Why nothing can be asked of the job's runs, ``waits`` if it waits; None where they go on."""
         fact = self._due_fact(job)
         if fact is not None:
-            # Its attempt was over before anybody wished for it: what that comes to isn't the preemption's.
+            # Its attempt was over before anybody wished for it: what that comes to isn't the wish's.
             self._touched.add(job.job_id)
             self.facts.append(fact)
         if (
@@ -627,14 +653,92 @@ class _Round:
             and fact is None
             and lifecycle.has_live_runs(job.view)
         ):
-            self._stop(asked, job, StopCause.PREEMPTED, wish.reason, requeue=wish.requeue)
-            return
+            return None
         found = {
-            JobState.QUEUED: "which waits and has nothing to give back",
+            JobState.QUEUED: waits,
             JobState.RUNNING: "whose runs have ended, or are about to be stopped",
             JobState.STOPPING: f"whose runs are being stopped ({job.stop})",
         }[job.state]
-        self._refuse(asked, _not_in_state(job, "a job with runs that are placed or started", found))
+        return replace(_not_in_state(job, "a job with runs that are placed or started", found), hint=hint)
+
+    def _suspend(self, asked: Asked, wish: ev.JobSuspendRequested, job: Seen) -> None:
+        refused = self._not_running(job, waits="which waits", hint="A job that waits is held instead.")
+        if refused is not None:
+            self._refuse(asked, refused)
+            return
+        by_operator = ev.is_operator(asked.tenant)
+        if job.stilled_by is Holder.OPERATOR and not by_operator:
+            self._refuse(asked, _not_in_state(job, "a job that goes on", "which the pool's operator suspended"))
+            return
+        self._changed[job.job_id] = replace(job, stilled_by=Holder.OPERATOR if by_operator else Holder.TENANT)
+        self.facts.append(
+            ev.JobSuspended(
+                job_id=job.job_id,
+                actor=_actor(asked),
+                by_operator=by_operator,
+                reason=wish.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
+        )
+
+    def _resume(self, asked: Asked, wish: ev.JobResumeRequested, job: Seen) -> None:
+        if job.stilled_by is None:
+            refused = _not_in_state(job, "a job that is suspended", "which nobody suspended")
+            if job.held_by is not None:
+                refused = replace(refused, hint="It is held: release it.")
+            self._refuse(asked, refused)
+            return
+        if job.stilled_by is Holder.OPERATOR and not ev.is_operator(asked.tenant):
+            refused = Refused(
+                code=Refusal.NOT_PERMITTED,
+                field="job_id",
+                expected="the pool's operator, who suspended the job",
+                found=f"tenant {bounded(asked.tenant)}",
+                hint="Ask the pool's operator to resume it.",
+            )
+            self._refuse(asked, refused)
+            return
+        self._changed[job.job_id] = replace(job, stilled_by=None)
+        self.facts.append(
+            ev.JobResumed(
+                job_id=job.job_id,
+                actor=_actor(asked),
+                reason=wish.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
+        )
+
+    def _checkpoint(self, asked: Asked, wish: ev.JobCheckpointRequested, job: Seen) -> None:
+        refused = None
+        if job.spec.checkpoint is None:
+            refused = Refused(
+                code=Refusal.JOB_STATE,
+                field="job_id",
+                expected="a job that says how it checkpoints",
+                found=f"{job.job_id}, without checkpoint",
+                hint="Submit it with checkpoint.signal, and have it handle that signal.",
+            )
+        elif job.stilled_by is not None:
+            refused = replace(
+                _not_in_state(job, "a job that goes on", "which is suspended"), hint="Resume it first: it does nothing."
+            )
+        refused = refused or self._not_running(job, waits="which waits", hint="There is nothing to keep.")
+        if refused is not None:
+            self._refuse(asked, refused)
+            return
+        assert job.view is not None
+        self.facts.append(
+            ev.JobCheckpointing(
+                job_id=job.job_id,
+                attempt=job.view.attempt,
+                actor=_actor(asked),
+                reason=wish.reason,
+                answers=asked.seq,
+                caused_by=asked.event_id,
+            )
+        )
 
     def _resize(self, asked: Asked, wish: ev.JobResizeRequested, job: Seen) -> None:
         spec = validate.resized(job.spec, wish.gpu_milli, wish.gpu_memory_mib)

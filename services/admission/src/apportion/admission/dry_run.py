@@ -15,7 +15,7 @@ from apportion.contracts.causes import StopCause, Verdict
 from apportion.contracts.ids import JobId, QueueId
 from apportion.pool import quota
 from apportion.pool.quota import QueueView
-from apportion.pool.state import JobState, JobView
+from apportion.pool.state import JobState, JobView, grace_s_of
 
 
 @unique
@@ -34,6 +34,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     state: JobState = JobState.QUEUED
     stop: StopCause | None = None
     held_by: Holder | None = None
+    stilled_by: Holder | None = None
+    """Who suspended it."""
     view: JobView | None = None
     """As it was folded; None where it was admitted by this very decision."""
 
@@ -105,7 +107,7 @@ def _sentences(fact: ev.Fact, before: Seen | None, queues: Mapping[QueueId, Queu
         case ev.JobCancelled():
             yield "It ends at once: nothing of it runs."
         case ev.JobStopping():
-            yield f"{_runs(before)} told to stop, within a grace of {_grace(before)} s."
+            yield f"{_runs(before)} told to stop, within a grace of {_grace(before, fact.cause)} s."
             if fact.cause is StopCause.CANCELLED or not fact.requeue:
                 yield "Then the job ends as cancelled."
             else:
@@ -120,6 +122,12 @@ def _sentences(fact: ev.Fact, before: Seen | None, queues: Mapping[QueueId, Queu
             yield "It may be placed again."
         case ev.JobReleased():
             yield "Its runs go on; once it waits again, it may be placed."
+        case ev.JobSuspended():
+            yield f"{_runs(before)} told to stand still, and keeps its slices; its time limit goes on."
+        case ev.JobResumed():
+            yield "Its runs go on."
+        case ev.JobCheckpointing():
+            yield f"{_runs(before)} told to checkpoint, and said to have done so, or not, within its grace."
         case ev.JobReprioritized():
             yield f"Its priority goes from {fact.before} to {fact.priority}."
             if not _is_queued(before):
@@ -137,7 +145,7 @@ def _resized(fact: ev.JobResized, before: Seen | None) -> Iterator[str]:
     old = _amount(fact.compute_milli_before, fact.memory_mib_before)
     yield f"Its share of each device goes from {old} to {_amount(fact.compute_milli, fact.memory_mib)}."
     if not _is_queued(before):
-        yield f"{_runs(before)} told to stop, within a grace of {_grace(before)} s."
+        yield f"{_runs(before)} told to stop, within a grace of {_grace(before, StopCause.RESIZED)} s."
         yield "Then the job waits for slices of the new size; no retry is spent."
 
 
@@ -189,8 +197,8 @@ def _runs(job: Seen | None) -> str:
     return "1 run is" if live == 1 else f"{live} runs are"
 
 
-def _grace(job: Seen | None) -> int:
-    return 0 if job is None else job.spec.grace_s
+def _grace(job: Seen | None, cause: StopCause) -> int:
+    return 0 if job is None else grace_s_of(job.spec, cause)
 
 
 def _share(spec: ev.JobSpec) -> str:

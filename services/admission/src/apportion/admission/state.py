@@ -451,7 +451,7 @@ class State:
                 self._answered(event.answers)
             case ev.WishRejected() | ev.WishJudged() | ev.JobReprioritized():
                 self._answered(event.answers)
-            case ev.JobHeld() | ev.JobReleased():
+            case ev.JobHeld() | ev.JobReleased() | ev.JobSuspended() | ev.JobResumed() | ev.JobCheckpointing():
                 self.reconsider(event.job_id)
                 self._answered(event.answers)
             case ev.QueueUpserted():
@@ -554,6 +554,9 @@ def _asked(entry: Entry, tenant: TenantId, identity: Identity | None) -> Asked |
             | ev.JobReprioritizeRequested()
             | ev.JobPreemptRequested()
             | ev.JobResizeRequested()
+            | ev.JobSuspendRequested()
+            | ev.JobResumeRequested()
+            | ev.JobCheckpointRequested()
             | ev.QueueUpsertRequested()
             | ev.PolicyUpsertRequested()
         ):

@@ -20,6 +20,8 @@ from apportion.contracts.causes import Mode, Refusal, RunCause, ServiceClass, Wo
 from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.diagnosis import shown
 from apportion.contracts.events import (
+    Checkpoint,
+    CheckpointPlan,
     Correction,
     IsolationLevel,
     JobRequested,
@@ -222,6 +224,7 @@ def job_spec(
         avoid_same_node=bool(request.retry.avoid_same_node),
         memory_factor_pct=request.retry.memory_factor_pct or 100,
         grace_s=GRACE_S_DEFAULT if request.grace_s is None else request.grace_s,
+        checkpoint=_checkpoint_plan(request.checkpoint),
         min_runtime_s=request.min_runtime_s or 0,
         max_wait_s=request.max_wait_s or 0,
         latency_ms=0 if request.sla is None else request.sla.latency_ms or 0,
@@ -244,6 +247,7 @@ def refusal_by_rules(request: JobRequested, now: int) -> Refused | None:
         or _retry_and_gang(request)
         or _bid(request)
         or _instants(request, now)
+        or _checkpoint(request.checkpoint)
     )
 
 
@@ -312,6 +316,7 @@ def _unsupported(request: JobRequested) -> Refused | None:
 _INSTEAD: Final[Mapping[str, str]] = {
     "workload.image": "workload.command, a program that the nodes have",
     "gang.min": "the gang's size, or nothing",
+    "checkpoint.interval_s": "a program that keeps its own time, or `apportion checkpoint` when it suits you",
 }
 
 
@@ -339,7 +344,9 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "job_set", request.job_set
     if request.runtime is not None and request.runtime.framework is not None:
         yield "runtime.framework", request.runtime.framework
-    for field in ("elastic", "sla", "bid", "checkpoint", "data"):
+    if request.checkpoint is not None and request.checkpoint.interval_s is not None:
+        yield "checkpoint.interval_s", str(request.checkpoint.interval_s)
+    for field in ("elastic", "sla", "bid", "data"):
         yield from (part for part in _parts_asked(field, getattr(request, field)) if part[0] not in _HONOURED)
 
 
@@ -565,6 +572,33 @@ def _instants(request: JobRequested, now: int) -> Refused | None:
             hint="Let the job start before it has to be done.",
         )
     return None
+
+
+CHECKPOINT_SIGNALS: Final = ("SIGUSR1", "SIGUSR2", "SIGHUP")
+"""Which a program may be told to checkpoint by: those that mean nothing else here."""
+
+
+def _checkpoint(asked: Checkpoint | None) -> Refused | None:
+    if asked is None or asked.signal is None or asked.signal in CHECKPOINT_SIGNALS:
+        return None
+    return Refused(
+        code=Refusal.FIELD_INVALID,
+        field="checkpoint.signal",
+        expected=f"one of {', '.join(CHECKPOINT_SIGNALS)}",
+        found=asked.signal,
+    )
+
+
+def _checkpoint_plan(asked: Checkpoint | None) -> CheckpointPlan | None:
+    """How the runs are told; an empty object asks for nothing."""
+    if asked is None or (asked.signal is None and asked.uri is None and asked.grace_s is None):
+        return None
+    default = CheckpointPlan()
+    return CheckpointPlan(
+        signal=asked.signal or default.signal,
+        grace_s=default.grace_s if asked.grace_s is None else asked.grace_s,
+        uri=asked.uri or "",
+    )
 
 
 def _instant(text: str | None) -> int:

@@ -21,9 +21,10 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec import Struct
 
-from apportion.contracts.causes import DeviceHealth, RunCause, StopCause
+from apportion.contracts.causes import DeviceHealth, RunAction, RunCause, StopCause
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.events import (
+    CheckpointPlan,
     Device,
     DeviceHealthChanged,
     Enforced,
@@ -33,16 +34,22 @@ from apportion.contracts.events import (
     LeaseClaimed,
     NodeFenced,
     NodeRegistered,
+    RunActionOrdered,
+    RunCheckpointed,
     RunFinished,
     RunPlaced,
     RunReleased,
+    RunResumed,
     RunStarted,
     RunStopOrdered,
+    RunSuspended,
 )
 from apportion.contracts.ids import MONITOR, PLACER, DeviceUuid, NodeId, RunId, agent_author
 
 OUT_OF_MEMORY_EXIT: Final = 77
 """The exit code with which a workload says that its device refused it memory (the workload client uses it)."""
+FACTS_PER_RUN_MAX: Final = 6
+"""Its start, its standing still, two answers about checkpoints (to a wish and to a stop), its end, its release."""
 FACTS_MAX: Final = 900
 """Most facts of one decision: a batch on the bus holds 1,000."""
 TRIED_FACTS_MAX: Final = 30
@@ -61,6 +68,7 @@ RULES: Final = (
     "remove-after-the-release-was-folded",
     "device-on-trial-takes-no-new-run",
     "victim-of-a-failed-fault-domain-is-not-its-own-failure",
+    "a-run-that-may-go-on-elsewhere-checkpoints-before-it-is-stopped",
 )
 POLICY: Final = "node-agent@1#" + hashlib.sha256("\n".join(RULES).encode()).hexdigest()[:12]
 
@@ -74,6 +82,10 @@ CAUSE_OF_STOP: Final[dict[StopCause, RunCause]] = {
     # It starts again with another size: not its own doing, so at no cost.
     StopCause.RESIZED: RunCause.PREEMPTED,
 }
+
+
+CHECKPOINTED: Final = frozenset({RunCause.PREEMPTED, RunCause.DRAINED, RunCause.TIME_LIMIT})
+"""What a run that is stopped for `causes.CHECKPOINTED_STOPS` ends of."""
 
 
 # What the shell saw
@@ -158,6 +170,29 @@ class MustStop(Struct, frozen=True, kw_only=True):
     grace_s: int = 0
 
 
+class Stilled(Struct, frozen=True, kw_only=True):
+    """No process of the run moves any more, or none stands still."""
+
+    run_id: RunId
+    is_still: bool
+    processes: int
+    at: int
+
+
+class Checkpointed(Struct, frozen=True, kw_only=True):
+    """What came of telling the run to checkpoint."""
+
+    run_id: RunId
+    order_id: str
+    is_done: bool
+    at: int
+    duration_ms: int
+    uri: str = ""
+    step: int | None = None
+    bytes: int | None = None
+    detail: str = ""
+
+
 class SlicesReleased(Struct, frozen=True, kw_only=True):
     """Nothing of the run is set up on its devices, and they show none of its processes."""
 
@@ -195,6 +230,8 @@ Observation: TypeAlias = (
     | StartFailed
     | ProcessExited
     | MustStop
+    | Stilled
+    | Checkpointed
     | SlicesReleased
     | IsolationTried
     | Adopted
@@ -215,6 +252,23 @@ class StopRun(Struct, frozen=True, kw_only=True):
 
     run_id: RunId
     grace_s: int
+    checkpoint: "CheckpointRun | None" = None
+    """What it is told first, within the grace."""
+
+
+class StillRun(Struct, frozen=True, kw_only=True):
+    """Have every process of the run stand still, or go on: Stilled follows, unless it ends."""
+
+    run_id: RunId
+    is_still: bool
+
+
+class CheckpointRun(Struct, frozen=True, kw_only=True):
+    """Tell the run to checkpoint: Checkpointed follows, unless it ends."""
+
+    run_id: RunId
+    order_id: str
+    plan: CheckpointPlan
 
 
 class ReleaseRun(Struct, frozen=True, kw_only=True):
@@ -235,7 +289,7 @@ class TryIsolation(Struct, frozen=True, kw_only=True):
     order: IsolationTestStarted
 
 
-Instruction: TypeAlias = StartRun | StopRun | ReleaseRun | RemoveRun | TryIsolation
+Instruction: TypeAlias = StartRun | StopRun | StillRun | CheckpointRun | ReleaseRun | RemoveRun | TryIsolation
 
 
 # State
@@ -274,6 +328,11 @@ class Run(Struct, kw_only=True):
     doom: Doom | None = None
     is_started_stated: bool = False
     is_finished_stated: bool = False
+    is_still_wanted: bool | None = None
+    """As it was ordered last; None: nobody ever did."""
+    is_still_stated: bool = False
+    checkpoint: str = ""
+    """Id of the newest order to checkpoint that has no answer."""
     # From here on: what this session saw and did. Never part of a snapshot, since adoption says it anew.
     phase: Phase = Phase.ORDERED
     process: ProcessStarted | None = None
@@ -283,6 +342,11 @@ class Run(Struct, kw_only=True):
     """Grace of the last StopRun that was issued."""
     is_release_issued: bool = False
     released_at: int = 0
+    is_still_issued: bool | None = None
+    stilled: Stilled | None = None
+    checkpoint_issued: str = ""
+    checkpoints: dict[str, Checkpointed] = {}
+    """What came of orders to checkpoint, and is not stated yet; by order."""
 
 
 class Trial(Struct, kw_only=True):
@@ -342,6 +406,9 @@ class _RunSnapshot(Struct, frozen=True, kw_only=True):
     doom: Doom | None
     is_started_stated: bool
     is_finished_stated: bool
+    is_still_wanted: bool | None = None
+    is_still_stated: bool = False
+    checkpoint: str = ""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
@@ -374,6 +441,8 @@ class AgentCore:
                 self._placed(state, entry, event)
             case RunStopOrdered(node_id=self.node_id) if entry.author == PLACER:
                 self._stop_ordered(state, entry, event)
+            case RunActionOrdered(node_id=self.node_id) if entry.author == PLACER:
+                self._action_ordered(state, entry, event)
             case NodeFenced(node_id=self.node_id) if entry.author == MONITOR:
                 self._fenced(state, entry, event)
             case IsolationTestStarted(node_id=self.node_id) if entry.author == MONITOR:
@@ -415,6 +484,19 @@ class AgentCore:
             # The first cause stands; whoever is in a greater hurry is heard.
             run.doom = msgspec.structs.replace(run.doom, grace_s=event.grace_s)
 
+    def _action_ordered(self, state: State, entry: Entry, event: RunActionOrdered) -> None:
+        run = state.runs.get(event.run_id)
+        if run is None:
+            return
+        run.last_event = entry.event_id
+        match event.action:
+            case RunAction.SUSPEND:
+                run.is_still_wanted = True
+            case RunAction.RESUME:
+                run.is_still_wanted = False
+            case RunAction.CHECKPOINT:
+                run.checkpoint = entry.event_id
+
     def _fenced(self, state: State, entry: Entry, event: NodeFenced) -> None:
         if event.epoch <= state.epoch:
             return
@@ -445,6 +527,14 @@ class AgentCore:
                 run.last_event = entry.event_id
             case RunFinished(run_id=run_id) if (run := state.runs.get(run_id)) is not None:
                 run.is_finished_stated = True
+                run.last_event = entry.event_id
+            case RunSuspended(run_id=run_id) | RunResumed(run_id=run_id) if (run := state.runs.get(run_id)) is not None:
+                run.is_still_stated = isinstance(entry.event, RunSuspended)
+                run.last_event = entry.event_id
+            case RunCheckpointed(run_id=run_id, caused_by=order) if (run := state.runs.get(run_id)) is not None:
+                run.checkpoints.pop(order, None)
+                if run.checkpoint == order:
+                    run.checkpoint = ""
                 run.last_event = entry.event_id
             case IsolationVerdict(test_id=test_id):
                 # The first one ends it: all of a test's are stated at once.
@@ -490,6 +580,12 @@ class AgentCore:
                 run = state.runs.get(run_id)
                 if run is not None and run.doom is None and run.phase in {Phase.STARTING, Phase.RUNNING}:
                     run.doom = Doom(cause=observation.cause, grace_s=observation.grace_s, detail=observation.detail)
+            case Stilled(run_id=run_id):
+                if (run := state.runs.get(run_id)) is not None:
+                    run.stilled = observation
+            case Checkpointed(run_id=run_id, order_id=order_id):
+                if (run := state.runs.get(run_id)) is not None:
+                    run.checkpoints = {**run.checkpoints, order_id: observation}
             case SlicesReleased(run_id=run_id, at=at):
                 run = state.runs.get(run_id)
                 if run is not None and run.phase is Phase.ENDED:
@@ -525,6 +621,10 @@ class AgentCore:
             run.is_adopted = True
             run.stop_grace_s = None
             run.is_release_issued = False
+            run.is_still_issued = None
+            run.stilled = None
+            run.checkpoint_issued = ""
+            run.checkpoints = {}
             run.process = None if one is None else one.started
             run.end = None if one is None else one.ended
             if run.end is not None:
@@ -554,7 +654,7 @@ class AgentCore:
         is_older_left = False
         is_complete = True
         for run in sorted(state.runs.values(), key=_by_placement):
-            if len(facts) > FACTS_MAX - 3:
+            if len(facts) > FACTS_MAX - FACTS_PER_RUN_MAX:
                 is_complete = False
                 break
             is_released = self._run_facts(state, run, now, facts)
@@ -580,6 +680,7 @@ class AgentCore:
                     caused_by=run.last_event,
                 ),
             )
+        self._asides(run, facts)
         is_never_to_start = run.phase is Phase.ORDERED and run.doom is not None
         if not (is_never_to_start or run.phase in {Phase.ENDED, Phase.CLEAR}):
             return False
@@ -596,6 +697,46 @@ class AgentCore:
             ),
         )
         return True
+
+    def _asides(self, run: Run, facts: list[Fact]) -> None:
+        """What became of orders to a run that goes on; what was seen while it did is told also once it has ended."""
+        if run.is_finished_stated:
+            return
+        stilled = run.stilled
+        if run.phase is Phase.RUNNING and stilled is not None and stilled.is_still is not run.is_still_stated:
+            told: Fact = (
+                RunSuspended(
+                    run_id=run.order.run_id,
+                    node_id=self.node_id,
+                    suspended_at=stilled.at,
+                    processes=stilled.processes,
+                    caused_by=run.last_event,
+                )
+                if stilled.is_still
+                else RunResumed(
+                    run_id=run.order.run_id,
+                    node_id=self.node_id,
+                    resumed_at=stilled.at,
+                    processes=stilled.processes,
+                    caused_by=run.last_event,
+                )
+            )
+            facts.append(told)
+        facts += [
+            RunCheckpointed(
+                run_id=run.order.run_id,
+                node_id=self.node_id,
+                is_done=one.is_done,
+                finished_at=one.at,
+                duration_ms=one.duration_ms,
+                uri=one.uri,
+                step=one.step,
+                bytes=one.bytes,
+                detail=one.detail,
+                caused_by=order,
+            )
+            for order, one in sorted(run.checkpoints.items())[:2]
+        ]
 
     def _finished(self, state: State, run: Run, now: int) -> RunFinished:
         order = run.order
@@ -696,7 +837,9 @@ class AgentCore:
                 case Phase.RUNNING:
                     # While it is starting there is nothing to stop yet; its start is bounded and ends in a word.
                     if doom is not None and (run.stop_grace_s is None or doom.grace_s < run.stop_grace_s):
-                        ends.append(StopRun(run_id=run.order.run_id, grace_s=doom.grace_s))
+                        ends.append(_stop(run, doom))
+                    elif doom is None:
+                        ends += _asked(run)
                 case Phase.ENDED:
                     if not run.is_release_issued:
                         ends.append(ReleaseRun(order=run.order))
@@ -736,6 +879,12 @@ class AgentCore:
                     run.stop_grace_s = grace_s
                 elif (stray := state.strays.get(run_id)) is not None:
                     stray.is_stop_issued = True
+            case StillRun(run_id=run_id, is_still=is_still):
+                if (run := state.runs.get(run_id)) is not None:
+                    run.is_still_issued = is_still
+            case CheckpointRun(run_id=run_id, order_id=order_id):
+                if (run := state.runs.get(run_id)) is not None:
+                    run.checkpoint_issued = order_id
             case ReleaseRun(order=order):
                 state.runs[order.run_id].is_release_issued = True
             case RemoveRun(run_id=run_id):
@@ -768,6 +917,9 @@ class AgentCore:
                         doom=run.doom if run.doom is not None and run.doom.event_id else None,
                         is_started_stated=run.is_started_stated,
                         is_finished_stated=run.is_finished_stated,
+                        is_still_wanted=run.is_still_wanted,
+                        is_still_stated=run.is_still_stated,
+                        checkpoint=run.checkpoint,
                     )
                     for run in sorted(state.runs.values(), key=_by_placement)
                 ),
@@ -792,6 +944,9 @@ class AgentCore:
                     doom=run.doom,
                     is_started_stated=run.is_started_stated,
                     is_finished_stated=run.is_finished_stated,
+                    is_still_wanted=run.is_still_wanted,
+                    is_still_stated=run.is_still_stated,
+                    checkpoint=run.checkpoint,
                 )
                 for run in kept.runs
             },
@@ -806,6 +961,32 @@ class AgentCore:
 def _is_active(state: State) -> bool:
     # A newer session's claim ends this one: from then on another agent speaks and acts for the node.
     return state.is_settled and state.session == state.own_session and state.inventory is not None
+
+
+def _stop(run: Run, doom: Doom) -> StopRun:
+    """Its first stop tells it to checkpoint, where it may go on elsewhere and has the time."""
+    plan = run.order.checkpoint
+    checkpoint = None
+    if (
+        plan is not None
+        and doom.cause in CHECKPOINTED
+        and doom.grace_s > 0
+        and doom.event_id
+        and run.stop_grace_s is None
+    ):
+        checkpoint = CheckpointRun(run_id=run.order.run_id, order_id=doom.event_id, plan=plan)
+    return StopRun(run_id=run.order.run_id, grace_s=doom.grace_s, checkpoint=checkpoint)
+
+
+def _asked(run: Run) -> list[Instruction]:
+    """What a run that goes on was asked to do, and this session has not told it."""
+    found: list[Instruction] = []
+    if run.is_still_wanted is not None and run.is_still_issued is not run.is_still_wanted:
+        found.append(StillRun(run_id=run.order.run_id, is_still=run.is_still_wanted))
+    plan = run.order.checkpoint
+    if run.checkpoint and run.checkpoint != run.checkpoint_issued and plan is not None:
+        found.append(CheckpointRun(run_id=run.order.run_id, order_id=run.checkpoint, plan=plan))
+    return found
 
 
 def _by_placement(run: Run) -> tuple[int, RunId]:

@@ -33,6 +33,7 @@ def environment_of(
     enforced: tuple[Enforced, ...],
     node_env: Mapping[str, str],
     cpus: tuple[int, ...] = (),
+    checkpoint: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Everything that the run's process is told; ``path`` is appended to a PATH of the job's own."""
     env = {name: inherited[name] for name in INHERITED if name in inherited}
@@ -53,6 +54,7 @@ def environment_of(
         SLICES_VARIABLE: msgspec.json.encode(order.slices).decode(),
         ENFORCED_VARIABLE: msgspec.json.encode(enforced).decode(),
         "NVIDIA_VISIBLE_DEVICES": slice_env.get("CUDA_VISIBLE_DEVICES", ""),
+        **(checkpoint or {}),
         **slice_env,
         **node_env,
     }

@@ -212,6 +212,7 @@ class Processes:
         self._watched: dict[RunId, _Watched] = {}
         self._starting: dict[RunId, asyncio.Future[_Watched]] = {}
         self._asked: dict[RunId, _Ask] = {}
+        self._stills: dict[RunId, bool] = {}
         self._shims: set[_Shim] = set()
         self._idle: list[_Shim] = []
         self._trim: asyncio.TimerHandle | None = None
@@ -335,6 +336,46 @@ class Processes:
             return False
         return True
 
+    async def still(self, run: RunId, *, is_still: bool) -> int | None:
+        """Have every process of the run stand still, or go on; how many there are once all do. None: it has ended.
+
+        Those in sessions of their own too, and those that are born meanwhile. Where it is asked otherwise before all
+        do, who asked first is answered None.
+        """
+        self._stills[run] = is_still
+        number = signal.SIGSTOP if is_still else signal.SIGCONT
+        loop = asyncio.get_running_loop()
+        while (watched := self._watched.get(run)) is not None and self._stills.get(run) is is_still:
+            count, left = await loop.run_in_executor(self._threads, signal_processes_under, watched.claim.pid, number)
+            if count and not left:
+                return count
+            await asyncio.sleep(_SWEEP_PAUSE_S)
+        return None
+
+    def is_still(self, run: RunId) -> bool:
+        """Whether the run was last asked to stand still."""
+        return self._stills.get(run, False)
+
+    def signal_first(self, process: StartedProcess, number: int) -> bool:
+        """Send a signal to the run's first process alone, if it handles it; False where it doesn't, or is gone.
+
+        For a signal that would end whoever doesn't handle it, and the run's other processes need not.
+        """
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            return False
+        try:
+            seen = _see_process(process.pid)
+            if seen is None or seen.start_ticks != process.start_ticks or not _handles(process.pid, number):
+                return False
+            signal.pidfd_send_signal(pidfd, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        finally:
+            os.close(pidfd)
+        return True
+
     async def stop(self, run: RunId, *, grace_s: float) -> Ended:
         """End the run: SIGTERM, SIGKILL after ``grace_s``; returns its end once no process of it is left.
 
@@ -377,6 +418,10 @@ class Processes:
                 shutil.rmtree(grave, ignore_errors=True)
 
         await asyncio.get_running_loop().run_in_executor(self._threads, bury)
+
+    def work_path(self, run: RunId) -> Path:
+        """The run's private directory, in which it is started."""
+        return Path(self._directory(run)) / "work"
 
     def log_paths(self, run: RunId) -> dict[str, list[Path]]:
         """The files that hold the run's output, oldest first, by stream."""
@@ -787,6 +832,7 @@ class Processes:
 
     def _settle(self, run: RunId, watched: _Watched, end: Ended) -> None:
         del self._watched[run]
+        self._stills.pop(run, None)
         if not watched.started.done():
             self._settle_start(run, watched, end)
         watched.ended.set_result(end)
@@ -880,6 +926,51 @@ def kill_processes_of(token: str, session: int) -> int:
         finally:
             os.close(pidfd)
     return count
+
+
+def signal_processes_under(parent: int, number: int) -> tuple[int, int]:
+    """Send SIGSTOP or SIGCONT to all that descend from a process; how many there are, and in how many it shows not yet.
+
+    To be repeated until it shows in all: what was born behind the look is found by the next.
+    """
+    count = left = 0
+    parents = [parent]
+    while parents:
+        above = parents.pop()
+        try:
+            tasks = os.listdir(f"/proc/{above}/task")
+            found = [pid for task in tasks for pid in _read_file(f"/proc/{above}/task/{task}/children").split()]
+        except OSError:
+            continue  # Gone: who it left is the shim's child, and found there by the next look.
+        for pid in map(int, found):
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                continue
+            try:
+                fields = _stat_fields(pid)
+                # Of the parent that named it: with the descriptor in hand, the number means no other process.
+                if fields is None or fields[0] in (b"Z", b"X") or int(fields[1]) != above:
+                    continue
+                count += 1
+                if (fields[0] in (b"T", b"t")) is not (number == signal.SIGSTOP):
+                    signal.pidfd_send_signal(pidfd, number)
+                    left += 1
+            except (ProcessLookupError, PermissionError):
+                continue
+            finally:
+                os.close(pidfd)
+            parents.append(pid)
+    return count, left
+
+
+def _handles(pid: int, number: int) -> bool:
+    try:
+        status = _read_file(f"/proc/{pid}/status")
+    except OSError:
+        return False
+    caught = next((line for line in status.splitlines() if line.startswith(b"SigCgt:")), b"SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 async def _readable(fd: int) -> None:

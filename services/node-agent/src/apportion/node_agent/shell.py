@@ -20,7 +20,7 @@ import structlog
 from apportion.contracts.causes import Mode, RunCause
 from apportion.contracts.events import Enforced, IsolationTestStarted, IsolationVerdict, RunPlaced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
-from apportion.node_agent import core, run_records
+from apportion.node_agent import checkpoints, core, run_records
 from apportion.node_agent.enforce.cgroup_memory import enter
 from apportion.node_agent.enforce.fault_domains import DomainFailed, Kill
 from apportion.node_agent.enforce.mps import Mps
@@ -43,6 +43,8 @@ from apportion.runtime.clock import Clock, SystemClock
 
 _RELEASE_PAUSE_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Between looks at a device that still shows a process of an ended run; the last one repeats."""
+_CHECKPOINT_PAUSE_S: Final = 0.05
+"""Between looks for a run's word that it has checkpointed."""
 _SHIM_LOST: Final = frozenset({run_records.LossReason.SHIM_GONE, run_records.LossReason.SHIM_UNRESPONSIVE})
 """What befell the run's guardian alone: the node is as it was."""
 
@@ -135,8 +137,12 @@ class Shell:
             case core.StartRun(order=order):
                 self._starting[order.run_id] = None
                 self._go(self._start(order))
-            case core.StopRun(run_id=run_id, grace_s=grace_s):
-                self._go(self._stop(run_id, grace_s))
+            case core.StopRun():
+                self._go(self._stop(instruction))
+            case core.StillRun(run_id=run_id, is_still=is_still):
+                self._go(self._still(run_id, is_still=is_still))
+            case core.CheckpointRun():
+                self._go(self._checkpoint(instruction))
             case core.ReleaseRun(order=order):
                 if not self._releasing:
                     self._go(self._release_all())
@@ -176,6 +182,7 @@ class Shell:
                 enforced=enforced,
                 node_env=self._node_env,
                 cpus=cpus,
+                checkpoint=checkpoints.variables(order.checkpoint, self._processes.work_path(run)),
             )
             # Only here, after everything was read back, is anybody asked to start it.
             launch = Launch(
@@ -252,7 +259,56 @@ class Shell:
                 if before is not None:
                     enter(before, claim.pid)
 
-    async def _stop(self, run: RunId, grace_s: int) -> None:
+    async def _still(self, run: RunId, *, is_still: bool) -> None:
+        count = await self._processes.still(run, is_still=is_still)
+        if count is not None:
+            self.feed(core.Stilled(run_id=run, is_still=is_still, processes=count, at=self._clock.now()))
+
+    async def _checkpoint(self, order: core.CheckpointRun) -> None:
+        self.feed(await self._checkpointed(order, order.plan.grace_s))
+
+    async def _checkpointed(self, order: core.CheckpointRun, within_s: float) -> core.Checkpointed:
+        """Tell a run to checkpoint, and wait for its word or its end, for so long at most."""
+        run, process = order.run_id, self._processes_of.get(order.run_id)
+        work = self._processes.work_path(run)
+        loop = asyncio.get_running_loop()
+        began_at = self._clock.monotonic()
+        before, _ = await loop.run_in_executor(None, checkpoints.look, work)
+        report, detail = None, f"it said nothing within {within_s:g} s"
+        if process is None or not self._processes.signal_first(process, checkpoints.number_of(order.plan)):
+            detail = f"its first process is gone, or doesn't handle {order.plan.signal}"
+            within_s = 0
+        end = asyncio.ensure_future(self._processes.ended(run))
+        try:
+            while report is None and self._clock.monotonic() - began_at < within_s * 1_000_000_000:
+                is_over = bool((await asyncio.wait([end], timeout=_CHECKPOINT_PAUSE_S))[0])
+                stamp, found = await loop.run_in_executor(None, checkpoints.look, work)
+                report = None if stamp == before else found
+                if is_over:
+                    detail = "it ended without a word"
+                    break
+        finally:
+            end.cancel()
+        return core.Checkpointed(
+            run_id=run,
+            order_id=order.order_id,
+            is_done=report is not None,
+            at=self._clock.now(),
+            duration_ms=(self._clock.monotonic() - began_at) // 1_000_000,
+            uri=(report.uri if report is not None else None) or order.plan.uri,
+            step=None if report is None else report.step,
+            bytes=None if report is None else report.bytes,
+            detail="" if report is not None else detail,
+        )
+
+    async def _stop(self, order: core.StopRun) -> None:
+        run, grace_s = order.run_id, order.grace_s
+        if grace_s > 0 and self._processes.is_still(run):
+            await self._processes.still(run, is_still=False)  # It gets its chance too, with all its processes.
+        if order.checkpoint is not None:
+            told = await self._checkpointed(order.checkpoint, min(grace_s, order.checkpoint.plan.grace_s))
+            self.feed(told)
+            grace_s = max(1, grace_s - told.duration_ms // 1000)
         devices = self._mps_devices(run)
         process = self._processes_of.get(run)
         if self._mps is not None and devices and process is not None:

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import StopCause
+from apportion.contracts.causes import RunAction, StopCause
 from apportion.contracts.envelope import Entry
 from apportion.placer import fair, orders, reclaim
 from apportion.placer import state as states
@@ -26,11 +26,12 @@ from apportion.placer.state import (
     Kept,
     Settings,
     State,
+    action_due,
     is_draining,
     must_stop,
     state_of,
 )
-from apportion.pool.state import JobView, Pool, run_of
+from apportion.pool.state import JobView, Pool, grace_s_of, run_of
 
 RULES: Final = "placer@6"
 """Changes whenever a decision may come out another way for the same facts."""
@@ -73,7 +74,7 @@ def decide(state: State, now: int) -> list[ev.Fact]:
 
 def decided(state: State, now: int, *, is_memo_used: bool = True) -> list[ev.Fact]:
     """As ``decide``; without the memo it looks at every node anew, and says the same."""
-    facts = _stops(state, now)[:FACTS_MAX]
+    facts = [*_stops(state, now), *_actions(state)][:FACTS_MAX]
     if len(facts) >= FACTS_MAX:
         return facts
     round_ = Round(state, now, FACTS_MAX - len(facts), is_memo_used=is_memo_used)
@@ -133,7 +134,7 @@ def _stops(state: State, now: int) -> list[ev.Fact]:
                     run_id=run_id,
                     node_id=run.node_id,
                     cause=job.stop or StopCause.CANCELLED,
-                    grace_s=job.spec.grace_s,
+                    grace_s=grace_s_of(job.spec, job.stop or StopCause.CANCELLED),
                     actor=job.stop_actor or "service:placer",
                     reason=job.stop_reason or ("" if job.stop else "the job had ended when this was placed"),
                 )
@@ -147,12 +148,37 @@ def _stops(state: State, now: int) -> list[ev.Fact]:
                     run_id=run_id,
                     node_id=run.node_id,
                     cause=StopCause.DRAINED,
-                    grace_s=min(job.spec.grace_s, left),
+                    grace_s=min(grace_s_of(job.spec, StopCause.DRAINED), left),
                     actor=drain.actor,
                     reason=drain.reason,
                 )
             )
     return stops
+
+
+def _actions(state: State) -> list[ev.Fact]:
+    """What is asked of runs that go on, one thing at a time."""
+    pool = state.pool
+    asked: list[ev.Fact] = []
+    for run_id in sorted(state.actions):
+        run = run_of(pool, run_id)
+        if run is None:
+            continue
+        job = pool.jobs[run.job_id]
+        action = action_due(job, run)
+        assert action is not None
+        why = job.checkpoint if action is RunAction.CHECKPOINT else job.suspend
+        asked.append(
+            ev.RunActionOrdered(
+                caused_by=job.last_event,
+                run_id=run_id,
+                node_id=run.node_id,
+                action=action,
+                actor="service:placer" if why is None else why.actor,
+                reason="" if why is None else why.reason,
+            )
+        )
+    return asked
 
 
 def _waits(round_: Round, room_for: int) -> list[ev.JobPendingReasonChanged]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from apportion.contracts.causes import WorkloadKind
+from apportion.contracts.causes import StopCause, WorkloadKind
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId
 from apportion.placer.books import least_charge
 from apportion.placer.durations import expected
@@ -18,7 +18,7 @@ from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, hidden, look, pla
 from apportion.placer.rounds import Block, Round
 from apportion.placer.state import S, Shape
 from apportion.pool import quota
-from apportion.pool.state import JobView, NodeState, RunView
+from apportion.pool.state import JobView, NodeState, RunView, grace_s_of
 
 HOLDERS_MAX: Final = 16
 """Holders whose nodes are looked at when a reason is stated; who asks `why` has all nodes looked at."""
@@ -75,7 +75,9 @@ def _ends(round_: Round, job: JobView, run: RunView, known: _Took) -> _Ends:
     """When the run may end: at its time limit at the latest, or after as long as such runs took."""
     now = round_.now
     if run.stop is not None:
-        return _Ends(now, now + job.spec.grace_s * S, "runs that are being stopped")
+        return _Ends(
+            now, now + grace_s_of(job.spec, job.stop or StopCause.CANCELLED) * S, "runs that are being stopped"
+        )
     began_at = run.started_at or run.placed_at
     limit_at = began_at + job.spec.time_limit_s * S if job.spec.time_limit_s else None
     sort = (job.tenant, job.spec.kind)

@@ -22,7 +22,7 @@ from apportion.placer.preempt import Plan, Planner, is_evictable, outranks
 from apportion.placer.reclaim import Reclaim
 from apportion.placer.rooms import Demand
 from apportion.placer.state import RATE_NS, Claim, Shape, State, leaving_of, order_in
-from apportion.pool.state import JobView, run_of
+from apportion.pool.state import JobView, grace_s_of, run_of
 
 ATTEMPTS_MAX: Final = 8
 """Jobs of one round that others may be stopped for: the first of those that are blocked, in order."""
@@ -369,7 +369,7 @@ def _facts(state: State, job: JobView, demand: Demand, rule: Rule, plan: Plan) -
             run_id=run.run_id,
             node_id=run.node_id,
             cause=StopCause.PREEMPTED,
-            grace_s=state.pool.jobs[run.job_id].spec.grace_s,
+            grace_s=grace_s_of(state.pool.jobs[run.job_id].spec, StopCause.PREEMPTED),
             actor=ACTOR,
             reason=reason,
         )

@@ -10,10 +10,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from apportion.contracts.causes import StopCause
 from apportion.contracts.ids import JobId, NodeId
 from apportion.placer.orders import S
 from apportion.placer.rooms import Demand, NodeRoom, replicas_when_empty, shortfall
-from apportion.pool.state import JobView, Pool, RunView
+from apportion.pool.state import JobView, Pool, RunView, grace_s_of
 
 NEVER: Final = 2**63 - 1
 """The end of a run without a time limit."""
@@ -42,7 +43,7 @@ def length_of(job: JobView) -> int:
     """How long a run of the job may take, its grace included, rounded up to a step; 0: for ever, or longer than all."""
     if not job.spec.time_limit_s:
         return 0
-    at = bisect_left(LENGTHS_S, job.spec.time_limit_s + job.spec.grace_s)
+    at = bisect_left(LENGTHS_S, job.spec.time_limit_s + grace_s_of(job.spec, StopCause.TIME_LIMIT))
     return LENGTHS_S[at] if at < len(LENGTHS_S) else 0
 
 
@@ -51,7 +52,7 @@ def ends_by(job: JobView, run: RunView) -> int:
     if not job.spec.time_limit_s:
         return NEVER
     began_at = run.started_at or run.placed_at + START_S * S
-    return began_at + (job.spec.time_limit_s + job.spec.grace_s + RELEASE_S) * S
+    return began_at + (job.spec.time_limit_s + grace_s_of(job.spec, StopCause.TIME_LIMIT) + RELEASE_S) * S
 
 
 def free_at(pool: Pool, node_id: NodeId) -> int:

@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from apportion.contracts import events as ev
+from apportion.contracts.causes import StopCause
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId, run_id
 from apportion.placer import fair, orders
 from apportion.placer.books import Books, charge_on
@@ -36,7 +37,7 @@ from apportion.placer.selection import Candidate, Selection
 from apportion.placer.state import Group, Shape, State, is_bidding, order_in, pool_order, shape_of
 from apportion.placer.turns import Turns
 from apportion.pool.quota import ONE_JOB, Amounts
-from apportion.pool.state import JobView, NodeState
+from apportion.pool.state import JobView, NodeState, grace_s_of
 
 FACTS_MAX: Final = 900
 """Facts of one decision: they travel as one batch, which the bus bounds at 1,000."""
@@ -494,7 +495,7 @@ class Round:
         self._evictions.placed(job.job_id)
         policy = policy_id(self._selection.policy(demand))
         spec = job.spec
-        length_s = spec.time_limit_s + spec.grace_s + START_S + RELEASE_S
+        length_s = spec.time_limit_s + grace_s_of(spec, StopCause.TIME_LIMIT) + START_S + RELEASE_S
         ends_at = self.now + length_s * S if spec.time_limit_s else NO_END
         for replica, choice in enumerate(choices):
             room = choice.room
@@ -515,6 +516,7 @@ class Round:
                     command=spec.command,
                     env=spec.env,
                     grace_s=spec.grace_s,
+                    checkpoint=spec.checkpoint,
                     candidates=tuple(
                         ev.Candidate(
                             node_id=each.room.node_id,

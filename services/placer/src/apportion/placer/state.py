@@ -11,9 +11,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Pending, QueueOrder
+from apportion.contracts.causes import Pending, QueueOrder, RunAction
 from apportion.contracts.envelope import Entry, Stream
-from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId, TenantId
+from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run
 from apportion.placer import fair, orders
 from apportion.placer.constraints import Kind, Limits
 from apportion.placer.durations import OWN_END, Durations, note
@@ -166,6 +166,8 @@ class State:
     """Jobs that somebody holds, or that wait for others to end, and of which that was not said yet."""
     stops: set[RunId] = field(default_factory=set)
     """Live runs that must end and were not told."""
+    actions: set[RunId] = field(default_factory=set)
+    """Live runs that something is to be asked of and was not: to stand still, to go on, to checkpoint."""
     evictable: dict[int, set[JobId]] = field(default_factory=dict)
     """Running jobs that agreed to be stopped for others, by the rank of their class."""
     bidders: list[tuple[int, JobId]] = field(default_factory=list)
@@ -316,6 +318,9 @@ def evolve(state: State, entry: Entry) -> State:
         case (
             ev.JobHeld()
             | ev.JobReleased()
+            | ev.JobSuspended()
+            | ev.JobResumed()
+            | ev.JobCheckpointing()
             | ev.JobReprioritized()
             | ev.JobResized()
             | ev.JobStopping()
@@ -332,7 +337,7 @@ def evolve(state: State, entry: Entry) -> State:
         case ev.RunPlaced():
             jobs.add(event.job_id)
             node, slices = event.node_id, event.slices
-        case ev.RunStopOrdered() | ev.RunStarted() | ev.RunFinished() | ev.RunReleased():
+        case ev.RunStopOrdered() | ev.RunActionOrdered() | ev.RunStarted() | ev.RunFinished() | ev.RunReleased():
             run = pools.run_of(pool, event.run_id)
             if run is not None:
                 jobs.add(run.job_id)
@@ -466,6 +471,24 @@ def _refresh_job(state: State, job_id: JobId) -> None:
             state.stops.add(run.run_id)
         else:
             state.stops.discard(run.run_id)
+        if action_due(job, run) is None:
+            state.actions.discard(run.run_id)
+        else:
+            state.actions.add(run.run_id)
+
+
+def action_due(job: JobView, run: RunView) -> RunAction | None:
+    """What the run is to be asked next; None where nothing is due, or it is about to end."""
+    if run.state is not RunState.STARTED or run.stop is not None or not run.holds or job.state is not JobState.RUNNING:
+        return None
+    if run.is_still is not (job.suspend is not None):
+        return RunAction.RESUME if run.is_still else RunAction.SUSPEND
+    return RunAction.CHECKPOINT if job.checkpoint_seq > run.checkpoint_seq and _is_meant(job, run) else None
+
+
+def _is_meant(job: JobView, run: RunView) -> bool:
+    """Whether the job's newest wish to checkpoint is about this run: one of the attempt that it named."""
+    return job.checkpoint is not None and attempt_of_run(run.run_id) == job.checkpoint.attempt
 
 
 def must_stop(pool: Pool, job: JobView, run: RunView) -> bool:

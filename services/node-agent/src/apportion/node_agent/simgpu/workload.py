@@ -8,10 +8,14 @@ Options: ``--seconds S``, ``--memory-mib N`` (on each visible device, the contex
 a kernel uses), ``--step-ms N``, ``--interval-ms N``, ``--exit-code N``, ``--illegal-access-after S``,
 ``--grow-mib-each-step N``, ``--checkpoint FILE``, ``--ignore-sigterm``.
 
+Where its job says how it is told to checkpoint (APPORTION_CHECKPOINT_SIGNAL), it does so at the end of a step, goes on,
+and says so; what lies where its checkpoints are kept (a ``file://`` URI), it goes on from.
+
 Ends with 0 or the code asked for; 143 once SIGTERM was obeyed; 76 without a device; 77 out of memory; 78 on another
 device error; 64 on wrong usage. The last line on stdout is a summary of what was done.
 """
 
+import os
 import sys
 import time
 
@@ -53,9 +57,15 @@ class _Run:
         self._terminated = False
         self._steps_done = 0
         self._device_us = 0
+        self._is_asked = False
+        uri = _env("APPORTION_CHECKPOINT_URI")
+        self._path = options["--checkpoint"] or (uri[7:] if uri.startswith("file://") else "")
 
     def on_sigterm(self, _number: int, _frame: object) -> None:
         self._terminated = not self._options["--ignore-sigterm"]
+
+    def on_checkpoint(self, _number: int, _frame: object) -> None:
+        self._is_asked = True
 
     def run(self) -> int:
         driver = client.Driver()
@@ -98,6 +108,10 @@ class _Run:
             driver.launch(device.ordinal, int(self._options["--sms"]) or device.sms, us)
         self._device_us += max(driver.sync(device.ordinal) for device in driver.devices)
         self._steps_done += 1
+        if self._is_asked:
+            self._is_asked = False
+            self._write_checkpoint()
+            self._report()
 
     def _maybe_misbehave(self, driver: "client.Driver") -> None:
         grow_mib = int(self._options["--grow-mib-each-step"])
@@ -109,16 +123,25 @@ class _Run:
 
     def _read_checkpoint(self) -> int:
         try:
-            with open(self._options["--checkpoint"]) as file:  # noqa: PTH123  pathlib costs more than the run
+            with open(self._path) as file:  # noqa: PTH123  pathlib costs more than the run
                 return int(file.read())
         except (OSError, ValueError):
             return 0
 
     def _write_checkpoint(self) -> None:
-        path = self._options["--checkpoint"]
-        if path:
-            with open(path, "w") as file:  # noqa: PTH123
+        if self._path:
+            with open(self._path, "w") as file:  # noqa: PTH123
                 file.write(str(self._steps_done))
+
+    def _report(self) -> None:
+        path = _env("APPORTION_CHECKPOINT_FILE")
+        with open(path + ".new", "w") as file:  # noqa: PTH123
+            file.write(f'{{"step": {self._steps_done}}}')
+        os.rename(path + ".new", path)  # noqa: PTH104
+
+
+def _env(name: str) -> str:
+    return os.environ.get(name, "")
 
 
 def _options(arguments: list[str]) -> dict[str, str] | None:
@@ -144,6 +167,8 @@ def main(arguments: list[str]) -> int:
         return _CODE_USAGE
     run = _Run(arguments[0], options)
     _signal.signal(_signal.SIGTERM, run.on_sigterm)
+    if name := _env("APPORTION_CHECKPOINT_SIGNAL"):
+        _signal.signal(getattr(_signal, name), run.on_checkpoint)
     try:
         return run.run()
     except client.GpuError as error:
