@@ -17,6 +17,7 @@ class Books:
         self._used_by: dict[tuple[QueueId, TenantId], Amounts] = {}
         self._lineages: dict[QueueId, tuple[QueueView, ...]] = {}
         self._cordoned: dict[QueueId, QueueId | None] = {}
+        self._unlimited: dict[QueueId, bool] = {}
         self._least: dict[Demand, Amounts] = {}
         self.changes = 0
         """Grows whenever somebody holds more, or less."""
@@ -74,6 +75,13 @@ class Books:
         if queue not in self._cordoned:
             self._cordoned[queue] = next((view.queue_id for view in self.lineage(queue) if view.is_cordoned), None)
         return self._cordoned[queue]
+
+    def is_unlimited(self, queue: QueueId) -> bool:
+        """Whether neither the queue nor one above it has limits, or is cordoned."""
+        found = self._unlimited.get(queue)
+        if found is None:
+            found = self._unlimited[queue] = not any(view.limits or view.is_cordoned for view in self.lineage(queue))
+        return found
 
     def least(self, demand: Demand) -> Amounts:
         """As ``least_charge``, which a round asks for again and again. Not to be changed."""

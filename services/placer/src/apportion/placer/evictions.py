@@ -134,6 +134,16 @@ class Evictions:
                 shape = self._shapes[job_id]
                 self._reclaim.come(job_id, shape.queue, self._books.least(shape.demand))
 
+    @property
+    def has_claims(self) -> bool:
+        """Whether anything is kept for somebody."""
+        return bool(self._claims)
+
+    @property
+    def may_be(self) -> bool:
+        """Whether anybody may be stopped for others at all, or was."""
+        return self.has_claims or (bool(self._state.evictable) and self._state.settings.preempt_victims_max > 0)
+
     def kept_for(self, node_id: NodeId, shape: Shape | None) -> JobId | None:
         """The first for whom the node is kept and who is not of this shape."""
         if not self._kept:

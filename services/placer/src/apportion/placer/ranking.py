@@ -37,6 +37,10 @@ class Ranking:
     """Which devices of them would do: the same dict for demands that ask alike of devices."""
     weighed: dict[Like, tuple[int, Fit]] = field(default_factory=dict)
     """What a second look said of them, and under which mix."""
+    version: int = 0
+    """Grows whenever a node is counted under another reason, or as a fit."""
+    notes: dict[str, tuple[int, object]] = field(default_factory=dict)
+    """What others worked out of the counts, and of which version of them."""
     seen: int = 0
     """The last change of the folded rooms that was looked at."""
     ahead: set[NodeId] = field(default_factory=set)
@@ -166,6 +170,7 @@ def _look_at(ranking: Ranking, demand: Demand, rooms: Sequence[NodeRoom], choose
         elif before != found:
             _put(ranking, room, found)
     if is_first:
+        ranking.version += 1
         for ranked in ranking.groups.values():
             ranked.sort()
 
@@ -194,6 +199,7 @@ def fits_on(ranking: Ranking, demand: Demand, room: NodeRoom, places: tuple[int,
 def _put(ranking: Ranking, room: NodeRoom, found: Fit | Out) -> None:
     node_id = room.node_id
     before = ranking.looks.get(node_id)
+    ranking.version += 1
     if isinstance(before, Fit):
         entry = (-before.score, node_id)
         if not _take_out(ranking.groups.get(room.kind.group, []), entry):

@@ -46,6 +46,8 @@ _BUSY: Final = frozenset(
 """Waiting for others to end, one way or another."""
 
 
+_CODE: Final = "code"
+"""Under which a ranking keeps what its counts come to."""
 _NEVER_CODES: Final = (
     (Out.NODE_AVOIDED, Pending.NO_MATCHING_NODE),
     (Out.TOPOLOGY_MISMATCH, Pending.TOPOLOGY_MISMATCH),
@@ -84,10 +86,20 @@ def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
         return Pending.WAITING_FOR_PREEMPTION
     if block.reserved_for is not None:
         return Pending.RESERVED_FOR_OTHER
-    counts = {why: count for why, count in round_.ranking(demand).counts.items() if count}
     if block.replicas_fit or demand.replicas > GANG_MAX:
         return Pending.GANG_INCOMPLETE
-    nodes = len(round_.state.rooms)
+    ranking = round_.ranking(demand)
+    version, known = ranking.notes.get(_CODE, (-1, None))
+    if version == ranking.version and isinstance(known, Pending) and not block.bids_from:
+        return known
+    counts = {why: count for why, count in ranking.counts.items() if count}
+    code = _code_of_counts(counts, len(round_.state.rooms), is_outbid=bool(block.bids_from))
+    if not block.bids_from:
+        ranking.notes[_CODE] = (ranking.version, code)
+    return code
+
+
+def _code_of_counts(counts: dict[Out, int], nodes: int, *, is_outbid: bool) -> Pending:
     if nodes == counts.get(Out.NODE_FENCED, 0):
         return Pending.NO_NODES_IN_POOL
     if nodes == sum(counts.get(why, 0) for why in NEVER):
@@ -97,7 +109,7 @@ def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
         return next((code for out, code in _NEVER_CODES if out in counts), Pending.NO_MATCHING_DEVICE)
     if not counts.keys() - NEVER - _STOPPED - _AWAY:
         return Pending.NODES_CORDONED if counts.keys() & _STOPPED else Pending.NO_NODES_IN_POOL
-    if block.bids_from:
+    if is_outbid:
         return Pending.BID_TOO_LOW
     if Out.INSUFFICIENT_HOST in counts:
         return Pending.INSUFFICIENT_HOST
@@ -242,7 +254,11 @@ def changes(round_: Round) -> Iterator[tuple[JobView, Reason]]:
     ]
     # Merged as they are asked for: a batch holds a few hundred of what may be many thousands.
     rest = merge(
-        *(_behind(round_, line, code, number) for number, (line, code) in enumerate(zip(blocked, codes, strict=True)))
+        *(
+            _behind(round_, line, code, number)
+            for number, (line, code) in enumerate(zip(blocked, codes, strict=True))
+            if _has_news_behind(line, code)
+        )
     )
     estimates: dict[Shape, Estimate] = {}
     heads = {key for key, _ in firsts}
@@ -287,6 +303,13 @@ def _behind(round_: Round, line: Line, code: Pending, number: int) -> Iterator[t
     for key in merge(line.due, *(keys for before, keys in sorted(told.items()) if not _is_alike(before, code))):
         if key > first and jobs[key[3]].not_before_at <= round_.now:
             yield key, number
+
+
+def _has_news_behind(line: Line, code: Pending) -> bool:
+    """Whether anybody in the line may have to be told, the first or one behind."""
+    if line.due or line.group is None:
+        return True
+    return any(not _is_alike(before, code) for before in line.group.told)
 
 
 def _is_alike(told: Pending, code: Pending) -> bool:

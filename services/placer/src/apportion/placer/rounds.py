@@ -95,6 +95,9 @@ class Block:
         return not self.is_frozen and not self.is_cordoned and self.quota_of is None
 
 
+_NO_ROOM: Final = Block()
+
+
 @dataclass(slots=True)
 class Line:
     """Waiting jobs of one shape, those included whose instant has come; and how far this round is."""
@@ -109,6 +112,10 @@ class Line:
     """Equal where lines differ in whose they are, or in their place, and not in what they ask."""
     at: int = 0
     block: Block | None = None
+    ranking: Ranking | None = None
+    """Once it was asked for."""
+    is_hopeless: bool = False
+    """No node can host it, and a round only takes room away: whose turn it is makes no difference to it."""
 
 
 class Round:
@@ -167,16 +174,13 @@ class Round:
         found = self._rankings.get(demand)
         if found is None:
             found = self._rankings[demand] = self._folded(demand)
-        follow_round(
-            found,
-            demand,
-            self.state.rooms,
-            self._rooms,
-            self._changed,
-            self._token,
-            self._selection.policy(demand).choose,
-        )
-        return found
+        return self._followed(found, demand)
+
+    def _followed(self, ranking: Ranking, demand: Demand) -> Ranking:
+        if ranking.round is not self._token or ranking.round_seen != self._changes:
+            choose = self._selection.policy(demand).choose
+            follow_round(ranking, demand, self.state.rooms, self._rooms, self._changed, self._token, choose)
+        return ranking
 
     def most_free(self, models: tuple[str, ...]) -> dict[str, int]:
         """The most that any one device of these models (or node, for what is the node's) has free now."""
@@ -235,25 +239,40 @@ class Round:
         self.reserved = {}
         self._reservation = None
         turns = Turns(self._parent_of, self._turn_of)
+        # Where claims are given up, or limits reached, it matters when a line is looked at.
+        is_order_all = self._evictions.has_claims
+        hopeful = 0
         for number, line in enumerate(self.lines):
             line.block = None
             self._skip_early(line)
-            if line.at < len(line.keys):
-                turns.add(line.shape.queue, line.shape.tenant, *self._head(line), number)
+            if line.at >= len(line.keys):
+                continue
+            if not is_order_all and self._is_hopeless(line):
+                line.block = _NO_ROOM
+                if not self._may_reserve(pool.jobs[line.keys[line.at][3]]):
+                    continue
+            else:
+                hopeful += 1
+            turns.add(line.shape.queue, line.shape.tenant, *self._head(line), number)
         turns.start()
         placed = len(self.placed)
         given_up = False
         # A round only takes room away: who doesn't fit, doesn't fit later in this pass either.
         blocks: dict[int, Block] = {}
-        while (turn := turns.first()) is not None:
+        while (hopeful or not self.reserved) and (turn := turns.first()) is not None:
             line = self.lines[turn]
             job = pool.jobs[line.keys[line.at][3]]
+            if line.block is not None:
+                turns.leave()
+                self._reserve(line.shape, job, line.block)
+                continue
             replicas = line.shape.demand.replicas
             if replicas <= GANG_MAX and len(self.facts) + replicas > self._limit():
                 self.is_full = True
                 break
             found = blocks.get(line.alike) or self.take(line.shape, job.tenant)
             if isinstance(found, Block):
+                hopeful -= 1
                 line.block = blocks[line.alike] = found
                 turns.leave()
                 given_up = self._evictions.blocked(line.shape) or given_up
@@ -268,13 +287,29 @@ class Round:
             if line.at < len(line.keys):
                 turns.go_on(*self._head(line))
             else:
+                hopeful -= 1
                 turns.leave()
         return len(self.placed) > placed or given_up
+
+    def _is_hopeless(self, line: Line) -> bool:
+        """Whether no node can host it whenever its turn comes, and nothing else is to be said of it."""
+        if not line.is_hopeless:
+            shape = line.shape
+            line.is_hopeless = self.books.is_unlimited(shape.queue) and not self._ranking_of(line).has_fits
+        return line.is_hopeless
+
+    def _ranking_of(self, line: Line) -> Ranking:
+        if line.ranking is None:
+            line.ranking = self.ranking(line.shape.demand)
+            return line.ranking
+        return self._followed(line.ranking, line.shape.demand)
 
     def _evict(self) -> bool:
         """Have others stopped for those that are blocked, in order, where somebody may be; True where somebody is."""
         before = len(self.facts)
         jobs = self.state.pool.jobs
+        if not self._evictions.may_be:
+            return False
         # Who takes back what is guaranteed comes first; others, whose limit keeps them waiting, have nobody to stop.
         heads = [
             (not is_owed, line.keys[line.at], number, line.at)
@@ -467,16 +502,21 @@ class Round:
             del memo[next(iter(memo))]  # the one that was asked for longest ago
         return found
 
+    def _may_reserve(self, job: JobView) -> bool:
+        """Whether the job has been blocked for so long that nodes are kept for it."""
+        after = self.state.settings.reserve_after_s
+        if after < 0:
+            return False
+        if job.spec.max_wait_s:
+            # It said how long it can wait: half of that is left for what is kept for it to become free.
+            after = min(after, job.spec.max_wait_s // 2)
+        return self.now - max(job.queued_at, job.not_before_at) >= after * S
+
     def _reserve(self, shape: Shape, job: JobView, block: Block) -> None:
         """Keep nodes for the first job that has been blocked for long (see ``reservations``)."""
         if self.reserved or block.quota_of is not None:
             return
-        after = self.state.settings.reserve_after_s
-        if job.spec.max_wait_s and after >= 0:
-            # It said how long it can wait: half of that is left for what is kept for it to become free.
-            after = min(after, job.spec.max_wait_s // 2)
-        waiting_since = max(job.queued_at, job.not_before_at)
-        if after < 0 or self.now - waiting_since < after * S or self._evictions.is_awaited(job):
+        if not self._may_reserve(job) or self._evictions.is_awaited(job):
             return
         looks = self.ranking(shape.demand).looks
         rooms = [
