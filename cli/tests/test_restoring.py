@@ -207,7 +207,7 @@ async def _goes_on(backup: Path, data_dir: Path) -> None:
 async def _asked(bus: Bus, name: str) -> dict[str, Any]:
     while True:
         try:
-            reply = await bus.client.request(subjects.query(POOL, name), b"{}", timeout=5)
+            reply = await bus.client.request(subjects.query(POOL, name), b"{}", timeout=60)
         except Exception:  # noqa: BLE001 - the monitor is starting
             await asyncio.sleep(0.1)
             continue

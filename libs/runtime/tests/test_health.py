@@ -41,7 +41,7 @@ def server(service: Service, tmp_path: Path) -> Iterator[HealthServer]:
 def get(server: HealthServer, path: str) -> tuple[int, str]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://127.0.0.1:{server.port}{path}", timeout=10) as response:
+        with opener.open(f"http://127.0.0.1:{server.port}{path}", timeout=60) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as err:
         with err:
@@ -83,7 +83,7 @@ def test_a_service_adds_pages_and_no_page_hides_its_health(tmp_path: Path) -> No
         assert json.loads(get(server, "/healthz")[1])["service"] == "monitor"
         assert "/schemas" in json.loads(get(server, "/schemas/none")[1])["known"]
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-            f"http://127.0.0.1:{server.port}/schemas", timeout=10
+            f"http://127.0.0.1:{server.port}/schemas", timeout=60
         ) as response:
             assert response.headers["Content-Type"] == "application/schema+json"
     finally:

@@ -267,8 +267,8 @@ async def test_a_question_that_breaks_its_handler_is_answered(bus: Bus) -> None:
         return b"fine"
 
     await bus.serve("apportion.v1.main.query.test", handler)
-    bad = await bus.client.request("apportion.v1.main.query.test", b"bad", timeout=5)
-    good = await bus.client.request("apportion.v1.main.query.test", b"good", timeout=5)
+    bad = await bus.client.request("apportion.v1.main.query.test", b"bad", timeout=60)
+    good = await bus.client.request("apportion.v1.main.query.test", b"good", timeout=60)
     assert b"no such thing" in bad.data
     assert good.data == b"fine"
 
@@ -290,5 +290,5 @@ async def test_a_reader_closes_although_its_cancellation_is_swallowed(
     monkeypatch.setattr(bus.jetstream, "add_consumer", answered_when_cancelled)
     reader = await bus.reader(Stream.FACTS, after=0)
     await asyncio.wait_for(is_waiting.wait(), 10)
-    closed, _ = await asyncio.wait({asyncio.create_task(reader.close())}, timeout=5)
+    closed, _ = await asyncio.wait({asyncio.create_task(reader.close())}, timeout=60)
     assert closed

@@ -279,7 +279,7 @@ async def test_it_answers_what_people_ask(server: EmbeddedServer, tmp_path: Path
             b'{"x": 1}',
             b"\xff",
         ):
-            reply = await bus.client.request(subjects.query(POOL, "sql"), broken, timeout=10)
+            reply = await bus.client.request(subjects.query(POOL, "sql"), broken, timeout=60)
             assert msgspec.json.decode(reply.data)["error"]["code"] == "QuestionInvalid"
         assert await monitor.end() == 0, monitor.stderr.read_text()
     path = log_path(monitor.data_dir, POOL)
@@ -293,7 +293,7 @@ async def test_it_answers_what_people_ask(server: EmbeddedServer, tmp_path: Path
 
 def got(port: int, path: str) -> tuple[int, str, bytes]:
     """Status, content type and body, as any HTTP client has them."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

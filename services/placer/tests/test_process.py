@@ -131,7 +131,7 @@ async def test_jobs_are_placed_and_a_killed_placer_places_none_twice(bus: Bus, s
     assert (last.job_id, last.code) == (JobId("acme/last"), Pending.NO_MATCHING_DEVICE)
 
     async def asked(name: str, **question: object) -> dict[str, Any]:
-        reply = await bus.client.request(subjects.query(POOL, name), msgspec.json.encode(question), timeout=10)
+        reply = await bus.client.request(subjects.query(POOL, name), msgspec.json.encode(question), timeout=60)
         answer: dict[str, Any] = json.loads(reply.data)
         return answer
 
