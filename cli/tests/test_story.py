@@ -129,3 +129,9 @@ def test_every_fact_about_a_job_has_a_sentence_of_its_own() -> None:
         if {"job_id", "run_id"} & set(kind.__struct_fields__):
             said = sentence(row(example(kind)))
             assert said.partition(":")[0] != kind.__name__, kind
+
+
+def test_what_was_erased_is_told_as_such() -> None:
+    """Not as a job that asked for the defaults; bytes that nobody could read keep their own words."""
+    assert sentence(row(a_job_request(), body=None)) == "JobRequested: what it said was erased from the log"
+    assert "erased" not in sentence(row(a_job_request(), body=None, cause="NotJson"))

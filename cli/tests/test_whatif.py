@@ -1,6 +1,7 @@
 """What would have happened: the real cores on a virtual clock, against outcomes that were worked out by hand."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from apportion.cli.app import outcome
+from apportion.cli.replaying import replay_all
 from apportion.cli.whatif import stretch as stretches
 from apportion.cli.whatif import trace as traces
 from apportion.cli.whatif.engine import Simulation
@@ -197,3 +199,24 @@ def test_a_trace_without_its_columns_is_refused(tmp_path: Path) -> None:
     jobs, fleet = files(tmp_path, "", "1,1,x,1\n")
     jobs.write_text("job,when\n")
     assert outcome(["simulate", "--trace", str(jobs), "--fleet", str(fleet)]) == 2
+
+
+def test_a_log_without_what_a_job_said_is_replayed_and_says_which_decisions_rest_on_it(
+    recorded: Path, tmp_path: Path
+) -> None:
+    """By the real cores: most of a busy pool's decisions come out the same, and none of the others counts as wrong."""
+    path = Path(shutil.copyfile(recorded, tmp_path / "log.duckdb"))
+    whole = replay_all(path)
+    assert (whole["differences"], whole["erased"]) == (0, [])
+    with EventLog.open(path) as log:
+        said = ("JobRequested.v1", "JobAdmitted.v1", "RunPlaced.v1")
+        rows = log.ask("SELECT ordinal FROM events WHERE job_id = 'acme/j0' AND list_contains(?, type)", [said]).rows
+        assert len(rows) == 3
+        for (ordinal,) in rows:
+            log.erase(ordinal, rewrite=lambda: None)
+    without = replay_all(path)
+    assert without["differences"] == 0
+    assert without["erased"][0]["rests_on"] == ("wishes 1 (acme/j0)",)
+    assert 0 < len(without["erased"]) < without["decisions"]
+    with History.open(path) as history:
+        assert history.at_seq(history.last_seq).seq == history.last_seq

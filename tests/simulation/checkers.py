@@ -445,7 +445,9 @@ class Checker:
             if author is None:
                 author = (
                     MONITOR
-                    if entry.subject_type.startswith(("Node", "ControlPlane", "RateCard", "Alert", "Fault", "Log"))
+                    if entry.subject_type.startswith(
+                        ("Node", "ControlPlane", "RateCard", "Alert", "Fault", "Log", "LegalHold", "Payload")
+                    )
                     else ADMISSION
                 )
             must(self.answers[str(author), seq] == 1, "every wish has one answer", seq, event)

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, NodeRule, Pricing, Refusal, RunCause, Thaw, Verdict
+from apportion.contracts.causes import Mode, NodeRule, Pricing, Refusal, RowOf, RunCause, Thaw, Verdict
 from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.envelope import Entry, Stream, Undecodable
-from apportion.contracts.ids import MONITOR, OPERATOR, DeviceUuid, NodeId, RunId
+from apportion.contracts.ids import MONITOR, OPERATOR, DeviceUuid, JobId, NodeId, RunId
 from apportion.contracts.testing import ACME, NOON, a_job, a_job_request, a_node, a_placement, as_fact, as_wish
 from apportion.monitor import core
 from apportion.monitor.core import Heard, Resumed, State, Tick
@@ -787,3 +787,66 @@ def test_days_of_the_log_are_sealed_up_to_the_last_midnight() -> None:
     assert (no_instant.field, no_instant.code) == ("before", Refusal.FIELD_INVALID)
     assert isinstance(not_permitted, ev.NodeWishRejected)
     assert not_permitted.code is Refusal.NOT_PERMITTED
+
+
+def an_erasure(job_id: str = "acme/gone", at: int = NOON, **changes: object) -> ev.PayloadEraseRequested:
+    """Of a job that the pool knows no more."""
+    base = ev.PayloadEraseRequested(stream=RowOf.WISHES, seq=3, job_id=job_id, recorded_at=at, reason="art. 17")
+    return msgspec.structs.replace(base, **changes)
+
+
+def test_a_payload_is_erased_unless_a_hold_keeps_it() -> None:
+    """By tenant, by job and by time; a hold that is placed in the same round keeps already, a released one no more."""
+    pool = Pool()
+    pool.wish(an_erasure(), actor="user:ann")
+    pool.wish(ev.LegalHoldRequested(tenant="globex", reason="r"))
+    pool.wish(an_erasure())
+    pool.wish(an_erasure("globex/x"))
+    pool.wish(ev.LegalHoldReleaseRequested(hold_id="hold-2", reason="r"))
+    pool.wish(an_erasure("globex/x"))
+    since, until = "2026-09-01T12:00:00Z", "2026-09-01T13:00:00Z"
+    pool.wish(ev.LegalHoldRequested(job_id="acme/gone", since=since, until=until, reason="r"))
+    pool.wish(an_erasure(at=NOON - 1))
+    pool.wish(an_erasure())
+    pool.wish(an_erasure(at=NOON + 3_600_000_000_000))
+    answers = pool.decided()
+    assert answers[0] == ev.PayloadEraseOrdered(
+        stream=RowOf.WISHES, stream_seq=3, job_id=JobId("acme/gone"), recorded_at=NOON, actor="user:ann",
+        reason="art. 17", answers=1, caused_by="wish-1",
+    )  # fmt: skip
+    told = [getattr(answer, "code", type(answer).__name__) for answer in answers]
+    assert told == [
+        "PayloadEraseOrdered", "LegalHoldPlaced", "PayloadEraseOrdered", Refusal.LEGAL_HOLD, "LegalHoldReleased",
+        "PayloadEraseOrdered", "LegalHoldPlaced", "PayloadEraseOrdered", Refusal.LEGAL_HOLD, "PayloadEraseOrdered",
+    ]  # fmt: skip
+    assert isinstance(answers[3], ev.NodeWishRejected)
+    assert answers[3].found == "hold-2"
+    pool = Pool(state=core.restore(core.snapshot(pool.state)))
+    assert pool.decided() == [], "asked again, it falls silent"
+    pool.wish(an_erasure())
+    pool.wish(ev.LegalHoldReleaseRequested(hold_id="hold-2", reason="r"))
+    assert [answer.code for answer in pool.decided() if isinstance(answer, ev.NodeWishRejected)] == [
+        Refusal.LEGAL_HOLD, Refusal.HOLD_NOT_FOUND,
+    ]  # fmt: skip
+
+
+def test_what_a_live_job_said_is_not_erased_and_a_hold_names_what_it_is_of() -> None:
+    """A job that runs is known by what it said. Each refusal names its field."""
+    pool = Pool("node-1")
+    pool.fold(a_job())
+    for wish in (
+        an_erasure("acme/train-7"),
+        an_erasure("train-7"),
+        ev.LegalHoldRequested(job_id="train-7", reason="r"),
+        ev.LegalHoldRequested(job_id="acme/train-7", tenant="globex", reason="r"),
+        ev.LegalHoldRequested(since="2026-02-31T00:00:00Z", reason="r"),
+        ev.LegalHoldRequested(since="2026-09-02T00:00:00Z", until="2026-09-01T00:00:00Z", reason="r"),
+    ):
+        pool.wish(wish)
+    pool.wish(an_erasure(), tenant=ACME)
+    refused = [(one.field, one.code) for one in pool.decided() if isinstance(one, ev.NodeWishRejected)]
+    assert refused == [
+        ("job_id", Refusal.JOB_STATE), ("job_id", Refusal.FIELD_INVALID), ("job_id", Refusal.FIELD_INVALID),
+        ("tenant", Refusal.FIELD_CONFLICT), ("since", Refusal.FIELD_INVALID), ("until", Refusal.FIELD_CONFLICT),
+        ("", Refusal.NOT_PERMITTED),
+    ]  # fmt: skip

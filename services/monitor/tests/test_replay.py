@@ -176,3 +176,28 @@ def test_decisions_are_recomputed_from_a_file_alone(tmp_path: Path) -> None:
     report = replay_verify(path, CORES)
     assert report.first is not None
     assert report.first.first_seq == 3
+
+
+def test_a_decision_that_rests_on_an_erased_payload_is_told_and_is_no_difference(tmp_path: Path) -> None:
+    """By order: the admission lacks its wish, the placement its job. Others come out the same; a forged one differs."""
+    tape = Tape()
+    world = World()
+    for name in ("a", "b"):
+        world.wish(name)
+        world.decide(ADMISSION)
+        world.decide(PLACER)
+    rows = [tape.wish(a_job_request(job_id=name)) for name in ("a", "b")]
+    for fact in world.facts:
+        assert isinstance(fact.event, ev.Fact)
+        rows.append(tape.fact(fact.event, author=fact.author or "", basis=fact.basis))
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append(rows)
+        for ordinal in (1, 3):
+            log.erase(ordinal, rewrite=lambda: None)
+    cores = {ADMISSION: a_core(admit_all), PLACER: a_core(place_all)}
+    report = replay_verify(tmp_path / "log.duckdb", cores)
+    assert [(one.author, one.first_seq, one.rests_on) for one in report.erased] == [
+        (ADMISSION, 1, ("wishes 1 (acme/a)",)),
+        (PLACER, 2, ("facts 1 (acme/a)",)),
+    ]
+    assert (report.differences, report.holds, report.decisions) == (0, True, 4)

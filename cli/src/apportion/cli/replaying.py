@@ -27,6 +27,7 @@ def replay_all(path: Path) -> dict[str, Any]:
         "differences": report.differences + sum(report.unchecked.values()),
         "by_author": report.by_author,
         "unchecked": report.unchecked,
+        "erased": msgspec.to_builtins(report.erased),
         "first": None if report.first is None else msgspec.to_builtins(report.first),
         "entries": report.entries,
     }
@@ -36,6 +37,11 @@ def replay_lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
     lines = [f"{author:<10} {count:>6} decisions" for author, count in report["by_author"].items()]
     lines += [f"{count} decisions NOT CHECKED: {why}" for why, count in report["unchecked"].items()]
+    lines += [
+        f"{one['author']:<10} the decision stored from fact {one['first_seq']} on RESTS ON AN ERASED PAYLOAD: "
+        f"{', '.join(one['rests_on'])}"
+        for one in report["erased"]
+    ]
     first = report["first"]
     if first is not None:
         lines.append(f"FIRST DIFFERENCE: {first['author']}, the decision stored from fact {first['first_seq']} on")
@@ -46,9 +52,14 @@ def replay_lines(report: dict[str, Any]) -> list[str]:
         )
     else:
         lines.append(
-            f"same: {report['decisions']} decisions with {report['facts']} facts, 0 differences ({report['path']})"
+            f"same: {report['decisions'] - len(report['erased'])} decisions with {report['facts']} facts, 0 differences"
+            f"{_erased_text(report['erased'])} ({report['path']})"
         )
     return lines
+
+
+def _erased_text(erased: list[Any]) -> str:
+    return f", {len(erased)} that rest on erased payloads" if erased else ""
 
 
 def _fact(texts: list[str], index: int) -> dict[str, Any]:

@@ -36,6 +36,8 @@ def sentence(row: Row) -> str:
     body: Mapping[str, Any] = row["body"] or {}
     body = body.get("data", body) if "specversion" in body else body
     match row["kind"]:
+        case str(kind) if row["body"] is None and row["cause"] is None:
+            return f"{kind}: what it said was erased from the log"
         case "JobRequested":
             return f"was asked for in queue {body.get('queue', '?')}: {_resources(body)}"
         case "JobAdmitted":
@@ -116,6 +118,11 @@ def sentence(row: Row) -> str:
             return f"was CANCELLED by {row['actor']}{_reason(body)}"
         case "JobExpired":
             return "EXPIRED: its deadline passed before it succeeded"
+        case "LegalHoldPlaced":
+            return f"what is said of it is kept by {body.get('hold_id')}, of {row['actor']}{_reason(body)}"
+        case "PayloadEraseOrdered":
+            what = f"{body.get('stream')} {body.get('stream_seq')}"
+            return f"what {what} said is to be erased from the log, by {row['actor']}{_reason(body)}"
         case "LateFactIgnored":
             return f"something came too late to count: {body.get('why')}"
         case "WishRejected":

@@ -109,6 +109,11 @@ class Refusal(StrEnum):
     """The pool's monitor isn't told to inject faults."""
     REAL_DEVICES = "RealDevices"
     """A fault would meet devices that are not simulated, and the wish doesn't allow that."""
+    HOLD_NOT_FOUND = "HoldNotFound"
+    ERASED = "Erased"
+    """Its payload was erased from the log by order: nobody is refused by it, and it is read so in a replay alone."""
+    LEGAL_HOLD = "LegalHold"
+    """A hold keeps what was to be erased."""
     POOL_STATE = "PoolState"
     """The pool is not in a state in which this can be done."""
     NOT_PERMITTED = "NotPermitted"
@@ -120,6 +125,14 @@ class Refusal(StrEnum):
 
 PUT_OFF: frozenset[Refusal] = frozenset({Refusal.RATE_LIMITED, Refusal.BUSY})
 """Refusals that say when to ask again: asked again, the wish is looked at anew."""
+
+
+@unique
+class RowOf(StrEnum):
+    """Which of the two streams a row of the log came from."""
+
+    WISHES = "wishes"
+    FACTS = "facts"
 
 
 @unique

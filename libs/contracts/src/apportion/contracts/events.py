@@ -26,6 +26,7 @@ from apportion.contracts.causes import (
     Pricing,
     QueueOrder,
     Refusal,
+    RowOf,
     RunAction,
     RunCause,
     ServiceClass,
@@ -683,6 +684,48 @@ class LogSealRequested(Wish, frozen=True, kw_only=True, tag="LogSealRequested.v1
     ANSWERED_BY: ClassVar[Author] = MONITOR
     before: Timestamp | None = None
     """Days that ended by then. None: all days that have ended."""
+    reason: Reason
+    dry_run: bool = False
+
+
+class LegalHoldRequested(Wish, frozen=True, kw_only=True, tag="LegalHoldRequested.v1"):
+    """An operator asks that nothing of this is erased or dropped. Answered by LegalHoldPlaced or NodeWishRejected.
+
+    What is said holds together: of this tenant, of this job, from then, until then. Nothing said: everything.
+    """
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    tenant: Name | None = None
+    job_id: JobName | None = None
+    """With its tenant: ``acme/train-7``."""
+    since: Timestamp | None = None
+    until: Timestamp | None = None
+    reason: Reason
+    dry_run: bool = False
+
+
+class LegalHoldReleaseRequested(Wish, frozen=True, kw_only=True, tag="LegalHoldReleaseRequested.v1"):
+    """An operator asks that a hold ends. Answered by LegalHoldReleased or NodeWishRejected."""
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    hold_id: Name
+    reason: Reason
+    dry_run: bool = False
+
+
+class PayloadEraseRequested(Wish, frozen=True, kw_only=True, tag="PayloadEraseRequested.v1"):
+    """An operator asks that the log forgets a payload. Answered by PayloadEraseOrdered or NodeWishRejected.
+
+    Whose row it is and when it was recorded are said with it, so that it is known whether a hold keeps it; where the
+    row says otherwise, nothing is erased.
+    """
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    stream: RowOf
+    seq: Annotated[int, Meta(ge=1)]
+    job_id: JobName
+    """Of the row, with its tenant: ``acme/train-7``; a job that has ended."""
+    recorded_at: Instant
     reason: Reason
     dry_run: bool = False
 
@@ -1803,6 +1846,47 @@ class LogSealOrdered(Fact, frozen=True, kw_only=True, tag="LogSealOrdered.v1"):
     answers: int
 
 
+class LegalHoldPlaced(Fact, frozen=True, kw_only=True, tag="LegalHoldPlaced.v1"):
+    """Nothing of this is erased or dropped from the log until the hold is released. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    hold_id: str
+    tenant: str | None = None
+    job_id: JobId | None = None
+    since_at: Instant = 0
+    until_at: Instant = 0
+    """0: no end."""
+    actor: str
+    reason: str
+    answers: int
+
+
+class LegalHoldReleased(Fact, frozen=True, kw_only=True, tag="LegalHoldReleased.v1"):
+    """A hold on the log has ended. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    hold_id: str
+    actor: str
+    reason: str
+    answers: int
+
+
+class PayloadEraseOrdered(Fact, frozen=True, kw_only=True, tag="PayloadEraseOrdered.v1"):
+    """The log forgets this payload, and keeps its digest, so that the chain still holds. Written by monitor.
+
+    A row without its payload is good where such a fact names it. Where a hold keeps it, it stays until that ends.
+    """
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    stream: RowOf
+    stream_seq: int
+    job_id: JobId
+    recorded_at: Instant
+    actor: str
+    reason: str
+    answers: int
+
+
 class FaultInjected(Fact, frozen=True, kw_only=True, tag="FaultInjected.v1"):
     """This is broken on purpose until then. Written by monitor; the supervisor of the machine does it."""
 
@@ -1914,6 +1998,9 @@ MonitorWish = (
     | FaultInjectionRequested
     | FaultClearRequested
     | LogSealRequested
+    | LegalHoldRequested
+    | LegalHoldReleaseRequested
+    | PayloadEraseRequested
 )
 AnyWish = JobWish | MonitorWish
 
@@ -1977,6 +2064,9 @@ MonitorFact = (
     | RateCardChanged
     | AuditQueryRun
     | LogSealOrdered
+    | LegalHoldPlaced
+    | LegalHoldReleased
+    | PayloadEraseOrdered
 )
 AnyFact = LeaseClaimed | JobFact | PlacerFact | AgentFact | MonitorFact
 

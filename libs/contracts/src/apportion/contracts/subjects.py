@@ -225,7 +225,7 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             return f"{prefix}.rates"
         case ev.AuditQueryRun():
             return f"{prefix}.audit"
-        case ev.LogSealOrdered():
+        case ev.LogSealOrdered() | ev.LegalHoldPlaced() | ev.LegalHoldReleased() | ev.PayloadEraseOrdered():
             return f"{prefix}.log"
         case (
             ev.ControlPlaneFrozen()

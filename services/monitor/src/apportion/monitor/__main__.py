@@ -83,7 +83,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
     clock = SystemClock()
     pool = PoolId(settings.pool)
     path = log_path(settings.data_dir, pool)
-    event_log = await asyncio.to_thread(EventLog.open, path)
+    event_log = await asyncio.to_thread(EventLog.without_what_was_erased, path)
     bus: Bus | None = None
     health: HealthServer | None = None
     try:

@@ -26,9 +26,10 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Thaw
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import MONITOR, NodeId, node_of_author
-from apportion.monitor import alerts, faults, misfits, moves
+from apportion.monitor import alerts, faults, holds, misfits, moves
 from apportion.monitor.alerts import RULES, Alerts, Levels, Rule
 from apportion.monitor.faults import Faults
+from apportion.monitor.holds import Holds
 from apportion.monitor.misfits import Misfits
 from apportion.monitor.moves import Moves
 from apportion.monitor.wishes import AskedWish, Situation, answered, asked_of_us
@@ -134,6 +135,7 @@ class State(Struct, kw_only=True):
     moves: Moves = msgspec.field(default_factory=Moves)
     alerts: Alerts = msgspec.field(default_factory=Alerts)
     faults: Faults = msgspec.field(default_factory=Faults)
+    holds: Holds = msgspec.field(default_factory=Holds)
     alert_rules: str = ""
     """Rules that differ from alerts.RULES, as JSON; empty: none."""
     rules: tuple[Rule, ...] = RULES
@@ -174,6 +176,7 @@ class Snapshot(Struct, kw_only=True):
     moves: Moves
     alerts: Alerts
     faults: Faults
+    holds: Holds
     alert_rules: str
     fenced: dict[NodeId, Fence]
 
@@ -204,6 +207,7 @@ def snapshot(state: State) -> bytes:
             moves=state.moves,
             alerts=state.alerts,
             faults=state.faults,
+            holds=state.holds,
             alert_rules=state.alert_rules,
             fenced=state.fenced,
         )
@@ -227,6 +231,7 @@ def restore(data: bytes) -> State:
         moves=kept.moves,
         alerts=kept.alerts,
         faults=kept.faults,
+        holds=kept.holds,
         alert_rules=kept.alert_rules,
         rules=alerts.with_changes(kept.alert_rules),
         fenced=kept.fenced,
@@ -257,6 +262,7 @@ def evolve(state: State, entry: Entry) -> State:
     misfits.evolve(state.misfits, entry)
     alerts.evolve(state.alerts, entry)
     faults.evolve(state.faults, entry)
+    holds.evolve(state.holds, entry.event)
     event = entry.event
     match event:
         case ev.LeaseClaimed() if entry.author == MONITOR:
@@ -292,6 +298,9 @@ def evolve(state: State, entry: Entry) -> State:
             | ev.FaultInjected()
             | ev.FaultCleared()
             | ev.LogSealOrdered()
+            | ev.LegalHoldPlaced()
+            | ev.LegalHoldReleased()
+            | ev.PayloadEraseOrdered()
         ):
             _note_answer(state, event.answers)
         case ev.AuditQueryRun():
@@ -537,6 +546,7 @@ def _situation(state: State, facts: list[ev.Fact]) -> Situation:
         alerts=state.alerts,
         rules=state.rules,
         faults=state.faults,
+        holds=holds.copy(state.holds),
         cleared={fact.fault_id for fact in facts if isinstance(fact, ev.FaultCleared)},
     )
 

@@ -135,7 +135,7 @@ def entries_of(rows: "Iterable[FactRow]", log: LogFile) -> Iterator[Entry]:
     """
     for row in rows:
         seq, at, type_, event_id, author, facts, wishes, decided_at, policy, parse_error, body = row
-        if parse_error is not None or type_ not in _KNOWN:
+        if parse_error is not None or body is None or type_ not in _KNOWN:
             yield entry_of(log.message(Stream.FACTS, seq))
             continue
         yield Entry(

@@ -4,6 +4,7 @@ Orders are read from the log itself, so that whatever dies in the middle is done
 """
 
 import asyncio
+import shutil
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -14,7 +15,8 @@ from apportion.contracts import codec
 from apportion.contracts import events as ev
 from apportion.contracts.envelope import Stream
 from apportion.contracts.events import type_name
-from apportion.monitor import segments
+from apportion.monitor import holds, segments
+from apportion.monitor.holds import Holds
 from apportion.monitor.log import EventLog, LogUnavailable
 from apportion.monitor.manifest import Manifest, Segment
 from apportion.monitor.projections import Recorded
@@ -25,20 +27,26 @@ AGAIN_S: Final = 3_600.0
 SOON_S: Final = 5.0
 SOON_TIMES: Final = 6
 """After an order: the rows that it is about may have to be signed first."""
-_ORDERS: Final = frozenset({type_name(ev.LogSealOrdered)})
+_ORDERS: Final = frozenset(
+    type_name(kind) for kind in (ev.LogSealOrdered, ev.LegalHoldPlaced, ev.LegalHoldReleased, ev.PayloadEraseOrdered)
+)
 
 log = structlog.get_logger(__name__)
 
 
 class Keeper:
-    """Seals what is ordered to be sealed. Use it from one event loop, between two appends."""
+    """Seals and erases what is ordered. Use it from one event loop, between two appends."""
 
     def __init__(self, event_log: EventLog, signer: Signer) -> None:
         self._log = event_log
         self._signer = signer
+        self._holds = Holds()
+        self._erasures: list[ev.PayloadEraseOrdered] = []
+        """Orders that may not have been carried out."""
+        self._erase_at = float("inf")
         self._before_at = 0
-        self._due_at = float("inf")
-        """By time.monotonic."""
+        self._seal_at = float("inf")
+        """Both by time.monotonic."""
         self._soon = 0
         self._preparing: asyncio.Task[Manifest | None] | None = None
 
@@ -61,12 +69,27 @@ class Keeper:
         """How long until there is something to do; None where there isn't."""
         if self._preparing is not None:
             return 0.5
-        return None if self._due_at == float("inf") else max(0.0, self._due_at - time.monotonic())
+        due_at = min(self._seal_at, self._erase_at)
+        return None if due_at == float("inf") else max(0.0, due_at - time.monotonic())
 
     async def work(self) -> tuple[Segment, ...]:
         """Do what is due, as far as it can be done now; what was sealed by it. Raises LogWriteFailed."""
+        made = await self._sealed()
+        # Not while segments are being written: they would bring a payload back.
+        if self._preparing is None and time.monotonic() >= self._erase_at:
+            self._erase_at = float("inf")
+            await asyncio.to_thread(self._erase)
+        return made
+
+    async def finish(self) -> None:
+        """Let what goes on in the background end; what it wrote is written over by the next life."""
+        if self._preparing is not None:
+            await asyncio.wait({self._preparing})
+            self._preparing = None
+
+    async def _sealed(self) -> tuple[Segment, ...]:
         if self._preparing is None:
-            if time.monotonic() < self._due_at:
+            if time.monotonic() < self._seal_at:
                 return ()
             self._preparing = asyncio.create_task(
                 asyncio.to_thread(segments.prepare, self._log, self._before_at, self._signer.sign_manifest),
@@ -78,7 +101,7 @@ class Keeper:
             return ()
         preparing, self._preparing = self._preparing, None
         self._soon = max(0, self._soon - 1)
-        self._due_at = time.monotonic() + (SOON_S if self._soon else AGAIN_S)
+        self._seal_at = time.monotonic() + (SOON_S if self._soon else AGAIN_S)
         try:
             whole = preparing.result()
         except (LogUnavailable, OSError) as err:
@@ -92,15 +115,50 @@ class Keeper:
         log.info("sealed", days=[one.day for one in new], up_to=whole.rows)
         return new
 
-    async def finish(self) -> None:
-        """Let what goes on in the background end; what it wrote is written over by the next life."""
-        if self._preparing is not None:
-            await asyncio.wait({self._preparing})
-            self._preparing = None
+    def _erase(self) -> None:
+        """Carry out every order that nothing keeps from it. Raises LogWriteFailed."""
+        waiting = []
+        for order in self._erasures:
+            found = self._log.ask(
+                "SELECT ordinal, job_id, tenant, recorded_at, type, payload IS NULL FROM events "
+                "WHERE stream = ? AND stream_seq = ?",
+                [order.stream, order.stream_seq],
+            ).rows
+            if not found:
+                log.warning("not_erased", seq=order.stream_seq, stream=order.stream, error="there is no such row")
+                continue
+            ordinal, job_id, tenant, recorded_at, type_, is_erased = found[0]
+            if is_erased:
+                continue
+            if (job_id, recorded_at) != (order.job_id, order.recorded_at) or type_ in _ORDERS:
+                # What the order says of the row is what was held against the holds.
+                log.warning("not_erased", ordinal=ordinal, error="the row is another than the order says")
+                continue
+            held_by = holds.keeping(self._holds, tenant=tenant, job_id=job_id, recorded_at=recorded_at)
+            if held_by or ordinal in {position.last_ordinal for position in self._log.positions.values()}:
+                waiting.append(order)
+                continue
+            try:
+                segments.erase(self._log, ordinal, self._signer.sign_manifest)
+            except (LogUnavailable, OSError) as err:
+                log.warning("not_erased", ordinal=ordinal, error=str(err))
+                waiting.append(order)
+                continue
+            # Folds repeat what jobs said; they are a cache.
+            shutil.rmtree(self._log.path.with_suffix(".folds"), ignore_errors=True)
+            log.info("erased", ordinal=ordinal, stream=order.stream, seq=order.stream_seq)
+        self._erasures = waiting
+        if waiting:
+            self._erase_at = time.monotonic() + SOON_S
 
     def _heard(self, type_: str, body: bytes) -> None:
-        event = codec.decode_body(type_, body)
-        assert isinstance(event, ev.LogSealOrdered), type_
-        if event.before_at > self._before_at:
-            self._before_at = event.before_at
-            self._soon, self._due_at = SOON_TIMES, time.monotonic()
+        match codec.decode_body(type_, body):
+            case ev.LogSealOrdered() as order:
+                if order.before_at > self._before_at:
+                    self._before_at = order.before_at
+                    self._soon, self._seal_at = SOON_TIMES, time.monotonic()
+            case ev.PayloadEraseOrdered() as order:
+                self._erasures.append(order)
+                self._erase_at = time.monotonic()
+            case event:
+                holds.evolve(self._holds, event)

@@ -26,7 +26,9 @@ import duckdb
 import msgspec
 from msgspec import Struct
 
+from apportion.contracts import events as ev
 from apportion.contracts.envelope import Stream
+from apportion.contracts.events import type_name
 from apportion.contracts.ids import PoolId
 from apportion.monitor import chain, manifest
 from apportion.monitor.projections import ENVELOPE_COLUMNS, Recorded, columns_of
@@ -57,6 +59,7 @@ _APPLIED_BODY: Final = (
     "last_payload_sha256 BLOB, last_hash BLOB NOT NULL"
 )
 
+_META_BODY: Final = "key VARCHAR NOT NULL, value VARCHAR NOT NULL"
 _CHECKPOINTS_BODY: Final = "ordinal BIGINT NOT NULL, checkpoint VARCHAR NOT NULL"
 
 VIEWS: Final = (
@@ -79,6 +82,7 @@ VIEWS: Final = (
     "v_queue_share",
     "v_health",
     "v_changes",
+    "v_keeping",
     "v_usage",
     "v_rates",
     "v_orphans",
@@ -244,6 +248,14 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """Signed heads that were kept elsewhere and fit."""
 
 
+class Erased(Struct, frozen=True, kw_only=True):
+    """A payload that the log forgot: what the row says of it still."""
+
+    sha256: str
+    """In hex."""
+    job_id: str | None
+
+
 class Stored(Struct, frozen=True, kw_only=True):
     """One message as the log keeps it; reads like one that the bus delivered."""
 
@@ -254,6 +266,8 @@ class Stored(Struct, frozen=True, kw_only=True):
     subject: str
     headers: dict[str, str] | None
     body: bytes
+    erased: Erased | None = None
+    """What is known of a payload that was erased by order; the body is empty then, and wasn't."""
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -279,6 +293,8 @@ class EventLog:
         """The newest row that a checkpoint speaks for."""
         self.sealed_ordinal = 0
         """Rows up to here are in segments, and in the file no more."""
+        self.generation = 0
+        """One more with each change of rows that were written before: copies of an earlier one are no copies."""
 
     @classmethod
     def open(cls, path: Path, *, memory_limit: str = "512MB") -> Self:
@@ -308,6 +324,46 @@ class EventLog:
             connection.close()
             raise LogUnavailable(path=path, detail=_first_line(err)) from err
         return log
+
+    @classmethod
+    def without_what_was_erased(cls, path: Path) -> Self:
+        """The log at ``path``; where payloads were erased since, its file was written anew before.
+
+        DuckDB leaves what was erased in blocks of the file until it uses them again. Raises LogUnavailable.
+        """
+        log = cls.open(path)
+        if not log.has_remains():
+            return log
+        generation = log.generation
+        log.close()
+        if path.with_name(f"{path.name}.wal").exists():
+            return cls.open(path)  # the file isn't all of it; another time
+        fresh = path.with_suffix(".anew")
+        for left in (fresh, fresh.with_name(f"{fresh.name}.wal")):
+            left.unlink(missing_ok=True)
+        with cls.open(fresh) as new:
+            new.take_all(path, generation)
+        fresh.replace(path)
+        manifest.sync_folder(path.parent)
+        return cls.open(path)
+
+    def has_remains(self) -> bool:
+        """True where the file may hold bytes of payloads that were erased."""
+        return self.generation != noted_in(self._connection, self._catalog, "written_anew")
+
+    def take_all(self, old: Path, generation: int) -> None:
+        """Fill an empty log with what another file holds, as it stands. Raises LogUnavailable."""
+        connection = self._connection
+        try:
+            connection.execute(f"ATTACH {_quoted(str(old))} AS old (READ_ONLY)")
+            connection.execute(f"INSERT INTO events({_NAMES}) SELECT {_NAMES} FROM old.main.events ORDER BY ordinal")
+            for table in ("applied", "checkpoints", "meta"):
+                connection.execute(f"DELETE FROM {table}")
+                connection.execute(f"INSERT INTO {table} SELECT * FROM old.main.{table}")
+            connection.execute("DETACH old")
+        except duckdb.Error as err:
+            raise LogUnavailable(path=old, detail=_first_line(err)) from err
+        self._change(written_anew=generation)
 
     def __enter__(self) -> Self:
         return self
@@ -400,23 +456,47 @@ class EventLog:
 
         Between two appends. Raises LogWriteFailed; then the file has them still.
         """
-        connection = self._connection
         with self._copying_lock, self._reading_lock:  # nobody asks between the two
-            try:
-                connection.begin()
-                try:
-                    connection.execute("DELETE FROM events WHERE ordinal <= ?", [last])
-                    connection.execute("DELETE FROM meta WHERE key = 'sealed'")
-                    connection.execute("INSERT INTO meta VALUES ('sealed', ?)", [str(last)])
-                    connection.commit()
-                except BaseException:
-                    with contextlib.suppress(duckdb.Error):
-                        connection.rollback()
-                    raise
-            except duckdb.Error as err:
-                raise LogWriteFailed(rows=last, detail=_first_line(err)) from err
+            self._change(("DELETE FROM events WHERE ordinal <= ?", [last]), sealed=last)
             self.sealed_ordinal = last
             self._span()
+
+    def erase(self, ordinal: int, *, rewrite: Callable[[], None]) -> None:
+        """Forget the payload of a row, for good; its digest stays. ``rewrite`` does it to the segment of a sealed row.
+
+        Between two appends, and never of the newest row of a stream, by which the bus is known again. Raises
+        LogWriteFailed.
+        """
+        with self._copying_lock, self._reading_lock:
+            # Copies first: whoever dies in between finds the payload again, and erases it then.
+            is_sealed = ordinal <= self.sealed_ordinal
+            erased = [] if is_sealed else [("UPDATE events SET payload = NULL WHERE ordinal = ?", [ordinal])]
+            self._change(*erased, generation=self.generation + 1)
+            self.generation += 1
+            if is_sealed:
+                rewrite()
+                self._span()
+        with contextlib.suppress(duckdb.Error):  # then the next one writes over the old blocks
+            self._connection.execute("CHECKPOINT")
+
+    def _change(self, *statements: tuple[str, list[Any]], **notes: int) -> None:
+        """Change rows and what is noted of them, in one transaction. Raises LogWriteFailed."""
+        connection = self._connection
+        try:
+            connection.begin()
+            try:
+                for statement, parameters in statements:
+                    connection.execute(statement, parameters)
+                for key, value in notes.items():
+                    connection.execute("DELETE FROM meta WHERE key = ?", [key])
+                    connection.execute("INSERT INTO meta VALUES (?, ?)", [key, str(value)])
+                connection.commit()
+            except BaseException:
+                with contextlib.suppress(duckdb.Error):  # it may have ended the transaction by itself
+                    connection.rollback()
+                raise
+        except duckdb.Error as err:
+            raise LogWriteFailed(rows=1, detail=_first_line(err)) from err
 
     def _span(self) -> None:
         """Have the readers' ``events`` be the file's rows and the sealed ones."""
@@ -493,7 +573,7 @@ class EventLog:
             connection.execute("BEGIN")
             connection.execute(f"CREATE TABLE events({_EVENTS_BODY})")
             connection.execute(f"CREATE TABLE applied({_APPLIED_BODY})")
-            connection.execute("CREATE TABLE meta(key VARCHAR NOT NULL, value VARCHAR NOT NULL)")
+            connection.execute(f"CREATE TABLE meta({_META_BODY})")
             for stream in Stream:
                 connection.execute("INSERT INTO applied VALUES (?, 0, 0, NULL, NULL, ?)", [stream.value, chain.GENESIS])
             connection.execute("INSERT INTO meta VALUES ('schema', ?), ('views', '')", [wanted["schema"]])
@@ -520,6 +600,7 @@ class EventLog:
 
     def _load(self) -> None:
         self.sealed_ordinal = sealed_in(self._connection, self._catalog)
+        self.generation = noted_in(self._connection, self._catalog, "generation")
         self._span()
         self.signed_ordinal = int(_one(self._connection.execute("SELECT coalesce(max(ordinal), 0) FROM checkpoints")))
         for row in self._connection.execute(
@@ -573,11 +654,16 @@ def sealed_files(path: Path, sealed: int) -> list[Path]:
 
 def sealed_in(connection: "duckdb.DuckDBPyConnection", catalog: str) -> int:
     """The last row of an opened log that is in a segment; 0 where none is, and of copies, which have all rows."""
+    return noted_in(connection, catalog, "sealed")
+
+
+def noted_in(connection: "duckdb.DuckDBPyConnection", catalog: str, key: str) -> int:
+    """A number that an opened log keeps of itself; 0 where it doesn't."""
     if not connection.execute(
         "SELECT 1 FROM duckdb_tables() WHERE table_name = 'meta' AND concat('\"', database_name, '\"') = ?", [catalog]
     ).fetchall():
         return 0
-    found = connection.execute(f"SELECT value FROM {catalog}.main.meta WHERE key = 'sealed'").fetchone()
+    found = connection.execute(f"SELECT value FROM {catalog}.main.meta WHERE key = ?", [key]).fetchone()
     return 0 if found is None else int(found[0])
 
 
@@ -600,9 +686,15 @@ def fill_copy(cursor: "duckdb.DuckDBPyConnection", catalog: str, path: Path, *, 
     cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.events({_EVENTS_BODY})")
     cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.applied({_APPLIED_BODY})")
     cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.checkpoints({_CHECKPOINTS_BODY})")
+    cursor.execute(f"CREATE TABLE IF NOT EXISTS replica.meta({_META_BODY})")
+    generation = noted_in(cursor, catalog, "generation")
     cursor.execute("BEGIN")
     try:
         last = _one(cursor.execute("SELECT coalesce(max(ordinal), 0) FROM replica.events"))
+        if last and noted_in(cursor, '"replica"', "generation") != generation:
+            raise NotACopy(path=path, ordinal=last)
+        if not last:
+            cursor.execute("INSERT INTO replica.meta VALUES ('generation', ?)", [str(generation)])
         # Segments are opened only for a copy that lacks rows of theirs.
         rows = "temp.main.events" if last < sealed or (last and last <= sealed) else f"{catalog}.main.events"
         if last and not _is_of(cursor, rows, last):
@@ -840,6 +932,7 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
         return Verdict(ok=False, rows=good, head_ordinal=good, head_hash=previous.hex(), first_bad=row)
 
     at_once = _VERIFY_ROWS
+    orders = _erasures(connection)
     while True:
         try:
             rows = connection.execute(
@@ -852,7 +945,7 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
                 continue
             return bad(good + 1, *_place(connection, good + 1), f"it can't be read: {_first_line(err)}")
         for row in rows:
-            what = _wrong(row, good + 1, previous, last)
+            what = _wrong(row, good + 1, previous, last, orders)
             if what is not None:
                 return bad(row[0], row[1], row[2], what)
             good += 1
@@ -901,7 +994,22 @@ def _position(row: Sequence[Any]) -> Position:
     )
 
 
-def _wrong(row: Sequence[Any], ordinal: int, previous: bytes, last: dict[Stream, int]) -> str | None:
+def _erasures(connection: "duckdb.DuckDBPyConnection") -> set[tuple[str, int]]:
+    """Stream and sequence of each row whose payload was ordered to be erased."""
+    try:
+        found = connection.execute(
+            f"SELECT payload FROM events WHERE type = '{type_name(ev.PayloadEraseOrdered)}' AND stream = 'facts' "
+            "AND parse_error IS NULL AND payload IS NOT NULL"
+        ).fetchall()
+        orders = [msgspec.json.decode(payload, type=ev.PayloadEraseOrdered) for (payload,) in found]
+    except (duckdb.Error, msgspec.MsgspecError):
+        return set()  # what is wrong with these rows, the chain tells
+    return {(order.stream, order.stream_seq) for order in orders}
+
+
+def _wrong(
+    row: Sequence[Any], ordinal: int, previous: bytes, last: dict[Stream, int], erased: set[tuple[str, int]]
+) -> str | None:
     """What is wrong with a row, given what precedes it; None where nothing is."""
     stream, seq = row[1], row[2]
     payload, payload_sha256, envelope, prev_hash, hash_ = row[_PAYLOAD:]
@@ -909,7 +1017,9 @@ def _wrong(row: Sequence[Any], ordinal: int, previous: bytes, last: dict[Stream,
         return f"row {ordinal} is missing" if row[0] > ordinal else f"row {row[0]} is there twice"
     if stream not in {s.value for s in Stream}:
         return "its stream was changed"
-    if payload is None or chain.payload_hash(payload) != payload_sha256:
+    if payload is None and (stream, seq) not in erased:
+        return "its payload is gone, and nobody ordered that"
+    if payload is not None and chain.payload_hash(payload) != payload_sha256:
         return "its payload was changed"
     if chain.envelope_hash(row[_FIRST_ENVELOPE:_PAYLOAD]) != envelope:
         return "its envelope was changed (headers, or a column that tells what is in them)"
@@ -922,11 +1032,11 @@ def _wrong(row: Sequence[Any], ordinal: int, previous: bytes, last: dict[Stream,
     return None
 
 
-_STORED_COLUMNS: Final = "ordinal, stream_seq, recorded_at, subject, headers, payload"
+_STORED_COLUMNS: Final = "ordinal, stream_seq, recorded_at, subject, headers, payload, payload_sha256, job_id"
 
 
 def _stored(stream: Stream, row: Sequence[Any]) -> Stored:
-    ordinal, seq, at, subject, headers, payload = row
+    ordinal, seq, at, subject, headers, payload, digest, job = row
     return Stored(
         ordinal=ordinal,
         stream=stream,
@@ -934,7 +1044,8 @@ def _stored(stream: Stream, row: Sequence[Any]) -> Stored:
         recorded_at=at,
         subject=subject,
         headers=None if headers is None else json.loads(headers),
-        body=payload,
+        body=payload or b"",
+        erased=None if payload is not None else Erased(sha256=digest.hex(), job_id=job),
     )
 
 
@@ -963,7 +1074,9 @@ def messages_of(path: Path, stream: Stream, *, rows: int = 20_000) -> Iterator[S
         connection.close()
 
 
-FactRow = tuple[int, int, str, str | None, str, int | None, int | None, int | None, str | None, str | None, bytes]
+FactRow = tuple[
+    int, int, str, str | None, str, int | None, int | None, int | None, str | None, str | None, bytes | None
+]
 """A fact's row, as far as a fold needs it: _FACT_COLUMNS."""
 _FACT_COLUMNS: Final = (
     "stream_seq, recorded_at, type, event_id, author, basis_facts, basis_wishes, decided_at, policy, parse_error, "
@@ -1064,6 +1177,21 @@ class LogFile:
         same = f"SELECT count(*), bit_xor(hash({_NAMES}))"
         if self.ask(f"{same} {rows}") != self.ask(f"{same} FROM read_parquet({_quoted(str(path))})"):
             raise LogDamaged(path=path, detail="the segment doesn't hold what was written into it")
+
+    def rewrite_segment(self, old: Path, new: Path, erased: int) -> None:
+        """The rows of a segment as another file, one of them without its payload. Raises LogDamaged."""
+        names = _NAMES.replace(
+            "payload,", f"CASE WHEN ordinal = {int(erased)} THEN NULL ELSE payload END AS payload,", 1
+        )
+        rows = f"FROM read_parquet({_quoted(str(old))})"
+        self.ask(
+            f"COPY (SELECT {names} {rows} ORDER BY ordinal) TO {_quoted(str(new))} (FORMAT parquet, COMPRESSION zstd)"
+        )
+        same = f"SELECT count(*), bit_xor(hash({_NAMES}))"
+        if self.ask(f"{same} FROM (SELECT {names} {rows})") != self.ask(
+            f"{same} FROM read_parquet({_quoted(str(new))})"
+        ):
+            raise LogDamaged(path=new, detail="the segment doesn't hold what was written into it")
 
     def message(self, stream: Stream, seq: int) -> Stored:
         """One message as it came."""

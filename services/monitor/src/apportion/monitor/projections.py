@@ -11,8 +11,10 @@ from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from apportion.contracts import salvage
+from apportion.contracts.causes import Refusal
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.events import Wish, type_name
 from apportion.contracts.ids import JobId, RunId, job_id, job_of_run, tenant_of_job
@@ -154,9 +156,21 @@ def entry_of(message: Recorded) -> Entry:
     """What a core would fold of a message. Never raises: what can't be read at all is an Undecodable too."""
     where = {"seq": message.seq, "recorded_at": message.recorded_at}
     try:
-        return salvage.decode(message.stream, message.subject, message.headers, message.body, **where)
+        entry = salvage.decode(message.stream, message.subject, message.headers, message.body, **where)
+        # What the log keeps may have lost its payload by order; what a stream delivers has it.
+        erased = getattr(message, "erased", None)
+        return entry if erased is None else _erased(entry, erased.sha256, erased.job_id)
     except Exception as err:  # noqa: BLE001 - as in the services: one unreadable message ends nothing
         return salvage.undecoded(message.stream, message.subject, message.body, **where, error=err)
+
+
+def _erased(entry: Entry, sha256: str, job: str | None) -> Entry:
+    """The entry of a message whose payload nobody has any more: as one that can't be read, which says why."""
+    assert isinstance(entry.event, Undecodable), "nothing decodes without a payload"
+    event = replace(
+        entry.event, code=Refusal.ERASED, field="", expected="its payload", found="none: it was erased", job_id=job
+    )
+    return replace(entry, event=event, digest=sha256 if entry.digest else "")
 
 
 def described(found: Undecodable) -> str:

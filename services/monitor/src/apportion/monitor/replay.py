@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from apportion.contracts import events as ev
+from apportion.contracts.causes import Refusal
 from apportion.contracts.codec import encode_body
-from apportion.contracts.envelope import Basis, Entry, Stream
-from apportion.contracts.ids import Author
+from apportion.contracts.envelope import Basis, Entry, Stream, Undecodable
+from apportion.contracts.ids import Author, job_of_run
 from apportion.monitor.log import messages_of
 from apportion.monitor.projections import described, entry_of
 
@@ -50,6 +51,15 @@ class Difference(Struct, frozen=True, kw_only=True):
     recomputed: tuple[str, ...]
 
 
+class Resting(Struct, frozen=True, kw_only=True):
+    """A decision that can't be made again, as a payload that it rests on was erased by order."""
+
+    author: Author
+    first_seq: int
+    rests_on: tuple[str, ...]
+    """Such as ``wishes 12 (acme/train-7)``."""
+
+
 class Report(Struct, kw_only=True):
     """What a replay found."""
 
@@ -61,13 +71,15 @@ class Report(Struct, kw_only=True):
     first: Difference | None = None
     unchecked: dict[str, int] = {}
     """Decisions that could not be made again, by reason: made by other rules, or the log lacks their basis."""
+    erased: list[Resting] = []
+    """Decisions that rest on an erased payload and don't come out the same without it: nothing wrong with them."""
     by_author: dict[str, int] = {}
     entries: int = 0
     """Messages read, of both streams."""
 
     @property
     def holds(self) -> bool:
-        """True where every decision was made again and came out the same."""
+        """True where every decision was made again and came out the same, but for those without their basis."""
         return not self.differences and not self.unchecked
 
 
@@ -83,17 +95,54 @@ class _Author:
         self._next_wish = next(wishes, None)
         self.facts_seq = 0
         self.wishes_seq = 0
+        self.erased: list[_Erased] = []
+        """Payloads that it should have folded, and are gone."""
 
     def fold_to(self, basis: Basis) -> None:
         """Fold what the decision had folded, and nothing more."""
         while self.waiting and self.waiting[0].seq <= basis.facts:
             entry = self.waiting.popleft()
-            self.state = self.core.evolve(self.state, entry)
+            self._fold(entry)
             self.facts_seq = entry.seq
         while self._next_wish is not None and self._next_wish.seq <= basis.wishes:
-            self.state = self.core.evolve(self.state, self._next_wish)
+            self._fold(self._next_wish)
             self.wishes_seq = self._next_wish.seq
             self._next_wish = next(self._wishes, None)
+
+    def _fold(self, entry: Entry) -> None:
+        event = entry.event
+        if isinstance(event, Undecodable) and event.code is Refusal.ERASED:
+            self.erased.append(_Erased(stream=entry.stream, seq=entry.seq, job_id=event.job_id))
+        elif isinstance(event, ev.TERMINAL):
+            for one in self.erased:
+                one.is_over = one.is_over or one.job_id == event.job_id
+        self.state = self.core.evolve(self.state, entry)
+
+    def missed(self, batch: list[Entry], recomputed: Sequence[ev.Fact]) -> tuple[str, ...]:
+        """The erased payloads that a decision which comes out otherwise rests on.
+
+        Those of jobs that it is about, and of jobs that had not ended; where there is none of these, all: what a job
+        held counts for whose turn it is, and how long it ran for what is expected of the next, long after its end.
+        """
+        facts = [entry.event for entry in batch] + list(recomputed)
+        jobs = {_job_of(fact) for fact in facts}
+        answers = {getattr(fact, "answers", 0) for fact in facts}
+        near = [
+            one
+            for one in self.erased
+            if not one.is_over or one.job_id in jobs or (one.stream is Stream.WISHES and one.seq in answers)
+        ]
+        return tuple(f"{one.stream} {one.seq} ({one.job_id or 'no job'})" for one in near or self.erased)
+
+
+class _Erased(Struct):
+    """A payload that is gone, and whose it was."""
+
+    stream: Stream
+    seq: int
+    job_id: str | None
+    is_over: bool = False
+    """The job has ended since."""
 
 
 def replay_verify(path: Path, cores: Mapping[Author, Decider]) -> Report:
@@ -133,12 +182,21 @@ def _check(report: Report, who: Author, author: _Author, basis: Basis, batch: li
     cannot_decide = getattr(author.core, "cannot_decide", None)
     if cannot_decide is not None and (why := cannot_decide(author.state)) is not None:
         return _leave(report, why)
-    recomputed = list(author.core.decide(author.state, basis.decided_at))
+    try:
+        recomputed = list(author.core.decide(author.state, basis.decided_at))
+    except Exception:
+        if not author.erased:
+            raise
+        recomputed = []  # without what was erased, the state may be none that the core knows
     report.decisions += 1
     report.facts += len(batch)
     report.by_author[who] += 1
     recorded = [entry.event for entry in batch]
     if recorded == recomputed:
+        return None
+    missed = author.missed(batch, recomputed)
+    if missed:
+        report.erased.append(Resting(author=who, first_seq=batch[0].seq, rests_on=missed))
         return None
     report.differences += 1
     if report.first is None:
@@ -153,6 +211,12 @@ def _check(report: Report, who: Author, author: _Author, basis: Basis, batch: li
             recomputed=tuple(sides[1]),
         )
     return None
+
+
+def _job_of(fact: ev.Event | Undecodable) -> str | None:
+    run = getattr(fact, "run_id", None)
+    job: str | None = getattr(fact, "job_id", None)
+    return job_of_run(run) if job is None and run is not None else job
 
 
 def _leave(report: Report, why: str) -> None:

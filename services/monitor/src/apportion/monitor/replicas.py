@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from apportion.monitor.log import EventLog, Head, LogUnavailable, NotACopy
 
@@ -28,6 +29,7 @@ class Copy(Struct, frozen=True, kw_only=True):
 
     path: Path
     head: Head
+    generation: int
     copied_at: int
     """Everything that the log had at this instant is in it; ns since the Unix epoch."""
 
@@ -52,7 +54,8 @@ class Replicas:
         """
         async with self._turn:
             copy = self._newest
-            if copy is None or time.monotonic() - self._made_at > fresh_s:
+            is_fresh = copy is not None and copy.generation == self._log.generation
+            if copy is None or not is_fresh or time.monotonic() - self._made_at > fresh_s:
                 copy = await self._refresh(copy)
             self._readers[copy.path] = self._readers.get(copy.path, 0) + 1
         try:
@@ -61,23 +64,23 @@ class Replicas:
             self._readers[copy.path] -= 1
 
     async def _refresh(self, old: Copy | None) -> Copy:
-        if old is not None and old.head.ordinal == self._log.head.ordinal:
+        if old is not None and (old.head.ordinal, old.generation) == (self._log.head.ordinal, self._log.generation):
             self._made_at = time.monotonic()
-            self._newest = Copy(path=old.path, head=old.head, copied_at=time.time_ns())
+            self._newest = replace(old, copied_at=time.time_ns())
             return self._newest
         failure: LogUnavailable | None = None
         for path in self._candidates(old):
-            began, at = time.monotonic(), time.time_ns()
+            began, at, generation = time.monotonic(), time.time_ns(), self._log.generation
             try:
                 head = await asyncio.to_thread(self._fill, path)
             except LogUnavailable as err:
                 failure = err  # somebody from outside reads it: the next one, then
                 continue
-            self._newest = Copy(path=path, head=head, copied_at=at)
+            self._newest = Copy(path=path, head=head, generation=generation, copied_at=at)
             self._made_at = began
             await asyncio.to_thread(self._announce, self._newest)
             return self._newest
-        if old is not None:
+        if old is not None and old.generation == self._log.generation:
             return old  # its age is told with the answer
         raise failure or LogUnavailable(path=self._folder, detail="every copy is being read")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from apportion.monitor import attest, manifest
 from apportion.monitor.log import EventLog, LogError, LogFile, Verdict
@@ -128,6 +129,29 @@ def seal(log: EventLog, before_at: int, sign: Sign) -> tuple[Segment, ...]:
         return ()
     log.let_go(whole.rows)
     return tuple(one for one in whole.segments if one.first_ordinal > before)
+
+
+def erase(log: EventLog, ordinal: int, sign: Sign) -> None:
+    """Forget the payload of a row, sealed or not. Between two appends. Raises LogError, OSError."""
+    folder = manifest.sealed_folder(log.path)
+
+    def rewrite() -> None:
+        whole = read(folder)
+        (old,) = (one for one in whole.segments if one.first_ordinal <= ordinal <= one.last_ordinal)
+        file = folder / f"{old.day}.{old.first_ordinal:012d}.{log.generation}.parquet"
+        beside = log.beside()
+        try:
+            beside.rewrite_segment(folder / old.file, file, ordinal)
+        finally:
+            beside.close()
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+        new = replace(old, file=file.name, sha256=manifest.digest(file))
+        segments = tuple(new if one is old else one for one in whole.segments)
+        manifest.write(folder, sign(replace(whole, segments=segments)))
+        (folder / old.file).unlink()
+
+    log.erase(ordinal, rewrite=rewrite)
 
 
 def _kept(folder: Path, sealed: int) -> tuple[Segment, ...]:

@@ -11,10 +11,12 @@ from apportion.contracts.causes import DeviceHealth, FaultEnd, Mode, Pricing, Re
 from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.codec import instant_from_timestamp
 from apportion.contracts.envelope import Entry, Undecodable
-from apportion.contracts.ids import NodeId, RunId, TenantId
+from apportion.contracts.ids import JobId, NodeId, RunId, TenantId, tenant_of_job
+from apportion.monitor import holds
 from apportion.monitor.alerts import Alerts, Rule, key_of
 from apportion.monitor.faults import Faults, refused
-from apportion.pool.state import NodeState, Pool, RunState, run_of
+from apportion.monitor.holds import Holds, keeping
+from apportion.pool.state import JobState, NodeState, Pool, RunState, run_of
 
 RUNS_NAMED_MAX: Final = 100
 """At most this many runs are named by the answer to a dry run."""
@@ -54,6 +56,8 @@ class Situation(Struct, kw_only=True):
     alerts: Alerts
     rules: tuple[Rule, ...]
     faults: Faults
+    holds: Holds
+    """A copy: changed by what is answered."""
     cleared: set[str]
     """Faults that are being cleared just now."""
 
@@ -104,6 +108,8 @@ def answered(inbox: list[AskedWish], situation: Situation, now: int) -> list[ev.
                 situation.is_frozen = False
             case ev.FaultCleared():
                 situation.cleared.add(answer.fault_id)
+            case ev.LegalHoldPlaced() | ev.LegalHoldReleased():
+                holds.evolve(situation.holds, answer)
             case _:
                 pass
     return facts
@@ -126,6 +132,12 @@ def _answer(asked: AskedWish, situation: Situation, now: int) -> ev.Fact:
         return _charged(asked, event, now)
     if isinstance(event, ev.LogSealRequested):
         return _sealed(asked, event, now)
+    if isinstance(event, ev.LegalHoldRequested):
+        return _held(asked, event)
+    if isinstance(event, ev.LegalHoldReleaseRequested):
+        return _hold_released(asked, event, situation.holds)
+    if isinstance(event, ev.PayloadEraseRequested):
+        return _erased(asked, event, situation)
     if isinstance(event, ev.IsolationTestRequested):
         return _isolation_test(asked, event, situation.pool)
     if isinstance(event, ev.FaultInjectionRequested):
@@ -244,6 +256,92 @@ def _sealed(asked: AskedWish, event: ev.LogSealRequested, now: int) -> ev.Fact:
         reason=event.reason,
         answers=asked.seq,
         caused_by=asked.event_id,
+    )
+
+
+def _held(asked: AskedWish, event: ev.LegalHoldRequested) -> ev.Fact:
+    if event.job_id is not None and "/" not in event.job_id:
+        return _without_tenant(asked, event.job_id)
+    if event.job_id is not None and event.tenant not in {None, tenant_of_job(JobId(event.job_id))}:
+        return _rejected(
+            asked,
+            Refusal.FIELD_CONFLICT,
+            field="tenant",
+            expected="none beside a job, or the job's",
+            found=event.tenant or "",
+        )
+    at = {"since": 0, "until": 0}
+    for field in at:
+        text = getattr(event, field)
+        if text is not None:
+            try:
+                at[field] = instant_from_timestamp(text)
+            except ValueError:
+                return _no_instant(asked, field, text)
+    if at["until"] and at["until"] <= at["since"]:
+        return _rejected(
+            asked,
+            Refusal.FIELD_CONFLICT,
+            field="until",
+            expected="an instant after since",
+            found=event.until or "",
+        )
+    return ev.LegalHoldPlaced(
+        hold_id=f"hold-{asked.seq}",
+        tenant=event.tenant,
+        job_id=None if event.job_id is None else JobId(event.job_id),
+        since_at=at["since"],
+        until_at=at["until"],
+        actor=asked.actor or asked.tenant,
+        reason=event.reason,
+        answers=asked.seq,
+        caused_by=asked.event_id,
+    )
+
+
+def _hold_released(asked: AskedWish, event: ev.LegalHoldReleaseRequested, held: Holds) -> ev.Fact:
+    if event.hold_id not in held.active:
+        return _rejected(
+            asked, Refusal.HOLD_NOT_FOUND, field="hold_id", expected="a hold in force", found=event.hold_id
+        )
+    return ev.LegalHoldReleased(
+        hold_id=event.hold_id,
+        actor=asked.actor or asked.tenant,
+        reason=event.reason,
+        answers=asked.seq,
+        caused_by=asked.event_id,
+    )
+
+
+def _erased(asked: AskedWish, event: ev.PayloadEraseRequested, situation: Situation) -> ev.Fact:
+    if "/" not in event.job_id:
+        return _without_tenant(asked, event.job_id)
+    job_id = JobId(event.job_id)
+    live = situation.pool.jobs.get(job_id)
+    if live is not None and live.state is not JobState.ENDED:
+        return _rejected(
+            asked, Refusal.JOB_STATE, field="job_id", expected="a job that has ended", found=str(live.state)
+        )
+    held_by = keeping(situation.holds, tenant=tenant_of_job(job_id), job_id=job_id, recorded_at=event.recorded_at)
+    if held_by:
+        return _rejected(
+            asked, Refusal.LEGAL_HOLD, field="job_id", expected="a row that no hold keeps", found=", ".join(held_by[:8])
+        )
+    return ev.PayloadEraseOrdered(
+        stream=event.stream,
+        stream_seq=event.seq,
+        job_id=job_id,
+        recorded_at=event.recorded_at,
+        actor=asked.actor or asked.tenant,
+        reason=event.reason,
+        answers=asked.seq,
+        caused_by=asked.event_id,
+    )
+
+
+def _without_tenant(asked: AskedWish, found: str) -> ev.Fact:
+    return _rejected(
+        asked, Refusal.FIELD_INVALID, field="job_id", expected="<tenant>/<name>, such as acme/train-7", found=found
     )
 
 
@@ -433,6 +531,13 @@ def _judgement(situation: Situation, asked: AskedWish, answer: ev.Fact) -> ev.No
         case ev.LogSealOrdered():
             said = f"Days of the log before {answer.before_at} (ns since the Unix epoch) become sealed segments."
             return replace(judged, would=(said,))
+        case ev.LegalHoldPlaced():
+            return replace(judged, would=("Nothing that it covers is erased or dropped until it is released.",))
+        case ev.LegalHoldReleased():
+            return replace(judged, would=(f"{answer.hold_id} keeps nothing any more.",))
+        case ev.PayloadEraseOrdered():
+            said = f"The payload of {answer.stream} {answer.stream_seq} is gone from the log, and its digest stays."
+            return replace(judged, would=(said, "Nobody can bring it back."))
         case ev.AlertAcknowledged() | ev.AlertSilenced():
             what = "Nobody is told of it" if isinstance(answer, ev.AlertSilenced) else "It counts as seen"
             return replace(judged, would=(f"{what} until {answer.until_at} (ns since the Unix epoch).",))
@@ -478,6 +583,9 @@ _MESSAGES: Final = {
     Refusal.FIELD_CONFLICT: "the wish contradicts itself",
     Refusal.ALERT_NOT_FOUND: "no such alert",
     Refusal.FAULT_NOT_FOUND: "no such fault",
+    Refusal.HOLD_NOT_FOUND: "no such hold",
+    Refusal.LEGAL_HOLD: "a legal hold keeps it",
+    Refusal.JOB_STATE: "the job is not in a state in which this can be done",
     Refusal.FAULTS_OFF: "faults are off in this pool",
     Refusal.REAL_DEVICES: "faults keep away from real devices unless they are allowed near them",
     Refusal.POOL_STATE: "the pool is not in a state in which this can be done",
