@@ -25,6 +25,7 @@ from apportion.contracts.ids import (
     attempt_of_run,
     job_of_run,
     node_of_author,
+    replica_of_run,
 )
 
 ENDS = tuple(kind.__name__ for kind in ev.TERMINAL)
@@ -83,6 +84,8 @@ class Checker:
         """By the job for which others were stopped."""
         self.stopped_for: set[tuple[JobId, JobId]] = set()
         self.placer_policy = ""
+        self.shrunk: set[RunId] = set()
+        """Replicas that were told to leave an elastic gang."""
         self.told: set[RunId] = set()
         self.ending: set[RunId] = set()
         """Runs that were told to stop, or ended, and may still hold something."""
@@ -279,6 +282,9 @@ class Checker:
             "nobody more is stopped while victims have not left",
             event.job_id,
         )
+        if event.kind is PreemptionKind.SHRINK:
+            self._shrink(event)
+            return
         for victim in event.victims:
             spec = self.admitted[victim].spec
             must(spec.preemptible, "only those who agreed are stopped for others", victim)
@@ -301,6 +307,20 @@ class Checker:
             known = {run_id for run_id in runs if self.placed_seq[run_id] <= (entry.basis.facts if entry.basis else 0)}
             must(known <= set(event.runs), "a gang is stopped whole", victim, known)
         self.told |= set(event.runs)
+        self.claims[event.job_id] = event
+
+    def _shrink(self, event: ev.PreemptionDecided) -> None:
+        """Each gang keeps its least: those of its replicas that hold something and weren't told to stop."""
+        self.shrunk |= set(event.runs)
+        for victim in event.victims:
+            spec = self.admitted[victim].spec
+            left = [
+                run_id
+                for run_id, run in self.holding.items()
+                if run.job_id == victim and run_id not in self.shrunk | self.ending
+            ]
+            must(bool(spec.replicas_min), "only elastic gangs shrink", victim)
+            must(len(left) >= spec.replicas_least or victim in self.stopping, "a gang keeps its least", victim, left)
         self.claims[event.job_id] = event
 
     def _is_strict(self) -> bool:
@@ -386,8 +406,16 @@ class Checker:
             return
         attempts = Counter((p.job_id, attempt_of_run(p.run_id)) for p in placed)
         for (job_id, attempt), count in attempts.items():
-            wanted = self.admitted[job_id].spec.replicas
-            must(count == wanted, "a gang is placed whole", job_id, attempt, f"{count} of {wanted}")
+            spec = self.admitted[job_id].spec
+            have = sum(
+                run.job_id == job_id and attempt_of_run(run_id) == attempt and run_id not in self.shrunk
+                for run_id, run in self.holding.items()
+            )
+            must(have <= spec.replicas, "no gang is larger than it may be", job_id, attempt, have)
+            is_first = any(replica_of_run(p.run_id) == 0 for p in placed if p.job_id == job_id)
+            least = spec.replicas_least if is_first else spec.replicas_step
+            must(least <= count <= spec.replicas, "a gang is placed whole", job_id, attempt, f"{count} of {least}")
+            must((count - least) % spec.replicas_step == 0, "a gang grows by its step", job_id, attempt, count)
             # The end may be stored while the batch is on its way; but whoever knew of it must not place.
             basis = next(e.basis for e in entries if isinstance(e.event, ev.RunPlaced) and e.event.job_id == job_id)
             ended = self.ended_at.get(job_id, basis.facts + 1 if basis else 0)

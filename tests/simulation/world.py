@@ -467,8 +467,7 @@ class Machine:
             raise Violation(f"{run_id}: its directory exists, and the agent asked to start it")
         fate = self.world.fate(run_id)
         if fate.refuses:
-            self.world.checker.started(run_id, self.node_id)
-            # The directory was made, and the program doesn't exist: the shim says so.
+            # The program doesn't exist: the shim says so. Nothing ran, so an agent that died before it told tries anew.
             self._tell(
                 agent,
                 agent_core.StartFailed(
@@ -758,6 +757,12 @@ class World:
         )
         if request.service_class is ServiceClass.SPOT:
             request = msgspec.structs.replace(request, bid=ev.Bid(max_price_micro_per_gpu_hour=1 + number % 7))
+        size = request.gang.size
+        if size > 1 and number % 3:
+            request = msgspec.structs.replace(request, gang=ev.Gang(size=size, min=1 + number % size))
+        elif size == 1 and number % 7 == 0 and request.retry.memory_factor_pct is None:
+            most = min(1 + number % 4, self._replicas_that_fit(resources))
+            request = msgspec.structs.replace(request, elastic=ev.Elastic(max=most), gang=ev.Gang())
         id_ = f"r{number}"
         self.wish(TenantId(f"tenant-{tenant}"), request, id_)
         roll = rng.random()

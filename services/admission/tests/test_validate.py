@@ -212,7 +212,6 @@ def test_a_job_without_a_device_says_so_and_holds_none() -> None:
         ({"workload": Workload(image="nginx")}, "workload.image"),
         ({"workload": Workload(command=("a",), mounts=("/data",))}, "workload.mounts"),
         ({"resources": Resources(gpu=1, disk_mib=1)}, "resources.disk_mib"),
-        ({"gang": Gang(size=4, min=2)}, "gang.min"),
         ({"gang": Gang(size=4, topology_key="rack")}, "gang.topology_key"),
         ({"gang": Gang(size=4, required=True)}, "gang.required"),
         ({"job_set": "nightly"}, "job_set"),
@@ -231,6 +230,37 @@ def test_who_bids_takes_part_in_the_market_of_what_others_leave() -> None:
     refused = refusal_of(a_job_request(bid=bid, service_class=ServiceClass.BATCH))
     assert refused == (Refusal.FIELD_CONFLICT, "service_class")
     assert refusal_of(a_job_request(bid=bid, preemptible=False)) == (Refusal.FIELD_CONFLICT, "preemptible")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"gang": Gang(size=4, min=2)}, (4, 2, 1)),
+        ({"gang": Gang(size=4, min=4)}, (4, 0, 1)),
+        ({"elastic": Elastic(max=4)}, (4, 1, 1)),
+        ({"elastic": Elastic(min=2, max=8, step=3)}, (8, 2, 3)),
+    ],
+)
+def test_a_gang_may_run_with_fewer(changes: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    """Asked for as a gang's least, or as an elastic job's range."""
+    spec = spec_of(a_job_request(**changes))
+    assert (spec.replicas, spec.replicas_min, spec.replicas_step) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"elastic": Elastic(min=2)}, Refusal.FIELD_MISSING, "elastic.max"),
+        ({"elastic": Elastic(min=5, max=4)}, Refusal.FIELD_CONFLICT, "elastic.min"),
+        ({"elastic": Elastic(min=1, max=4, step=2)}, Refusal.FIELD_CONFLICT, "elastic.step"),
+        ({"elastic": Elastic(max=4), "gang": Gang(size=2)}, Refusal.FIELD_CONFLICT, "gang.size"),
+        ({"elastic": Elastic(max=4), "gang": Gang(min=1)}, Refusal.FIELD_CONFLICT, "gang.min"),
+        ({"elastic": Elastic(max=901)}, Refusal.FIELD_INVALID, "elastic.max"),
+    ],
+)
+def test_an_elastic_job_that_contradicts_itself_is_refused(changes: dict[str, Any], code: Refusal, field: str) -> None:
+    """By the part of it that is wrong."""
+    assert refusal_of(a_job_request(**changes)) == (code, field)
 
 
 def test_a_latency_objective_is_kept() -> None:
@@ -336,7 +366,6 @@ def test_a_refusal_reads_as_plain_words_with_the_next_step() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"elastic": Elastic(max=4)}, "elastic.max"),
         ({"sla": Sla(latency_ms=100, rps=5)}, "sla.rps"),
         ({"checkpoint": Checkpoint(interval_s=0)}, "checkpoint.interval_s"),
         ({"runtime": Runtime(framework="torch")}, "runtime.framework"),

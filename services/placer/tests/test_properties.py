@@ -137,6 +137,9 @@ class World:
         match kind:
             case 0:
                 spec |= {"replicas": 1 + (dice >> 15) % 3, "distinct": bool((dice >> 17) % 2)}
+                if (dice >> 18) % 2:
+                    least = 1 + (dice >> 19) % 2
+                    spec |= {"replicas": least + 2, "replicas_min": least, "replicas_step": 1 + (dice >> 20) % 2}
             case 1:
                 spec |= {"devices": 2, "compute_milli": 1000}
             case 2:
@@ -374,6 +377,13 @@ class World:
                 self.check_stop(fact)
             elif isinstance(fact, ev.PreemptionDecided):
                 self.check_preemption(fact)
+            elif isinstance(fact, ev.GangResized):
+                job = self.state.pool.jobs[fact.job_id]
+                is_growth = not fact.for_job
+                assert len(job.members()) == fact.after
+                assert fact.replicas_min <= fact.after <= fact.replicas_max
+                assert (fact.after > fact.before) is is_growth
+                assert abs(fact.after - fact.before) == len(fact.runs)
             elif isinstance(fact, ev.PriceSet):
                 bids = [bid for bid, _ in self.state.bidders]
                 assert fact.price_micro <= min(bids, default=fact.price_micro), "nobody pays more than it bid"
@@ -382,7 +392,14 @@ class World:
                 assert fact.job_id in self.queued
             self.tell(fact, author="placer")
         for job_id, count in gangs.items():
-            assert count == self.specs[job_id].spec.replicas, "a gang starts whole or not at all"
+            spec = self.specs[job_id].spec
+            starts = any(
+                isinstance(fact, ev.RunPlaced) and fact.job_id == job_id and "/0/" in fact.run_id for fact in facts
+            )
+            assert count >= (spec.replicas_least if starts else 1), "a gang starts whole or not at all"
+            members = len(self.state.pool.jobs[job_id].members())
+            assert spec.replicas_least <= members <= spec.replicas
+            assert (members - spec.replicas_least) % spec.replicas_step == 0
         for run_id in self.live:
             if self.must_stop(run_id):
                 assert run_id in self.ordered, "a live run that must stop was not told"
@@ -399,7 +416,7 @@ class World:
     def check_stop(self, fact: ev.RunStopOrdered) -> None:
         assert fact.run_id in self.live
         assert fact.run_id not in self.ordered, "each run is told once"
-        if fact.cause is StopCause.PREEMPTED:
+        if fact.cause in {StopCause.PREEMPTED, StopCause.SHRUNK}:
             assert any(fact.run_id in decided.runs for decided in self.preempted.values())
         else:
             assert self.must_stop(fact.run_id)
@@ -413,6 +430,9 @@ class World:
         before = self.preempted.get(fact.job_id)
         assert before is None or not self.runs.keys() & set(before.runs), "its victims have not left yet"
         self.preempted[fact.job_id] = fact
+        if fact.kind is PreemptionKind.SHRINK:
+            assert all(self.specs[victim].spec.replicas_min for victim in fact.victims)
+            return
         classes = list(ServiceClass)
         mine = classes.index(self.specs[fact.job_id].spec.service_class)
         for victim in fact.victims:

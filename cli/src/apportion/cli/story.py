@@ -56,6 +56,9 @@ def sentence(row: Row) -> str:
         case "PreemptionDecided":
             nodes = ", ".join(body.get("nodes", ()))
             return f"has {', '.join(body.get('victims', ()))} stopped ({body.get('rule', '')}): kept for it is {nodes}"
+        case "GangResized":
+            why = f" for {body['for_job']}" if body.get("for_job") else ", as there is room"
+            return f"goes on with {body.get('after')} replicas instead of {body.get('before')}{why}"
         case "RunStopOrdered":
             grace = f", with {body['grace_s']} s to end by itself" if body.get("grace_s") else ""
             return f"{_run(row)} was told to stop by {row['actor']}: {_because(row, body)}{grace}"

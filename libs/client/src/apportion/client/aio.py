@@ -452,7 +452,7 @@ class Client:
         started: dict[RunId, tuple[NodeId, int]] = {}
         reached: Started | None = None
         attempt_nodes: tuple[NodeId, ...] = ()
-        replicas = first.replicas if isinstance(first, Admitted) else 1
+        replicas = first.fact.spec.replicas_least if isinstance(first, Admitted) else 1
         detail = ""
         after = first.fact_seq - 1 if isinstance(first, Admitted) else 0
         facts = self._follow(subjects.facts_of_job(self.pool, job_id), after=after, until=until)
@@ -465,7 +465,7 @@ class Client:
                 seq, event = followed.entry.seq, followed.entry.event
                 match event:
                     case ev.JobAdmitted():
-                        replicas = event.spec.replicas
+                        replicas = event.spec.replicas_least
                     case ev.RunStarted():
                         started[event.run_id] = (event.node_id, seq)
                         attempt_nodes = tuple(sorted({node for node, _ in started.values()}))

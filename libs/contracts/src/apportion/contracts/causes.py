@@ -242,6 +242,8 @@ class RunCause(StrEnum):
     DRAINED = "Drained"
     GANG_BROKEN = "GangBroken"
     """Another replica of its gang ended early."""
+    SHRUNK = "Shrunk"
+    """Its elastic gang goes on without it: it was more than the gang needs at least, and somebody else needed it."""
     NODE_LOST = "NodeLost"
     """The node was fenced, rebooted, or lost track of the process."""
     SHIM_LOST = "ShimLost"
@@ -260,6 +262,7 @@ SPENDS_NO_RETRY: frozenset[RunCause] = frozenset(
         RunCause.PREEMPTED,
         RunCause.DRAINED,
         RunCause.GANG_BROKEN,
+        RunCause.SHRUNK,
         RunCause.NODE_LOST,
         RunCause.SHIM_LOST,
         RunCause.STALE,
@@ -281,6 +284,8 @@ class StopCause(StrEnum):
     DEADLINE = "Deadline"
     RESIZED = "Resized"
     """The job asked for another size, and starts again with it."""
+    SHRUNK = "Shrunk"
+    """Its elastic gang goes on with fewer replicas."""
 
 
 @unique
@@ -308,6 +313,8 @@ class PreemptionKind(StrEnum):
     """Its queue takes back what is due to it."""
     MARKET = "market"
     """It bids more for what they hold."""
+    SHRINK = "shrink"
+    """They are elastic, and go on with fewer replicas: what they had above their least was on loan."""
 
 
 @unique

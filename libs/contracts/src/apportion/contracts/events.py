@@ -786,6 +786,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 500
     preemptible: bool = True
     replicas: int = 1
+    """The most that it runs with."""
+    replicas_min: int = 0
+    """The least that it runs with, where that is fewer; it grows where there is room, and shrinks for others. 0: all.
+    """
+    replicas_step: int = 1
+    """It grows and shrinks by so many at once."""
     devices: int = 1
     """Devices per replica, all on one node; 0 for a job without one."""
     compute_milli: int = 1000
@@ -851,6 +857,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bid_micro: int = 0
     """The most that it pays for a GPU and hour, in millionths of the pool's currency; 0: it takes part in no market."""
     labels: dict[str, str] = {}
+
+    @property
+    def replicas_least(self) -> int:
+        """How many replicas start together, or none does."""
+        return self.replicas_min or self.replicas
 
 
 class Correction(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -1379,6 +1390,25 @@ class PreemptionDecided(Fact, frozen=True, kw_only=True, tag="PreemptionDecided.
     """Jobs that might have been stopped."""
     rule: str = ""
     """Why it may, in words."""
+
+
+class GangResized(Fact, frozen=True, kw_only=True, tag="GangResized.v1"):
+    """An elastic gang that runs goes on with another number of replicas. Written by placer.
+
+    In one batch with a RunPlaced for each replica that is added, or a RunStopOrdered for each that is told to leave.
+    """
+
+    AUTHOR: ClassVar[Author] = PLACER
+    job_id: JobId
+    before: int
+    after: int
+    """Replicas that hold slices and were not told to stop."""
+    replicas_min: int
+    replicas_max: int
+    runs: tuple[RunId, ...]
+    """Those that come, or leave."""
+    for_job: JobId = JobId("")
+    """Where it shrinks: for whom."""
 
 
 class PriceSet(Fact, frozen=True, kw_only=True, tag="PriceSet.v1"):
@@ -2028,7 +2058,9 @@ JobFact = (
     | JobExpired
     | LateFactIgnored
 )
-PlacerFact = RunPlaced | RunStopOrdered | RunActionOrdered | PreemptionDecided | PriceSet | JobPendingReasonChanged
+PlacerFact = (
+    RunPlaced | RunStopOrdered | RunActionOrdered | PreemptionDecided | GangResized | PriceSet | JobPendingReasonChanged
+)
 AgentFact = (
     NodeRegistered
     | DeviceHealthChanged

@@ -186,6 +186,7 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             | ev.JobExpired()
             | ev.JobPendingReasonChanged()
             | ev.PreemptionDecided()
+            | ev.GangResized()
             | ev.MigrationCompleted()
         ):
             return f"{prefix}.{job_entity(event.job_id)}"

@@ -35,7 +35,17 @@ from apportion.contracts.causes import (
     WorkloadKind,
 )
 from apportion.contracts.envelope import Entry, Stream
-from apportion.contracts.ids import DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run, node_of_author
+from apportion.contracts.ids import (
+    DeviceUuid,
+    JobId,
+    NodeId,
+    QueueId,
+    RunId,
+    TenantId,
+    attempt_of_run,
+    node_of_author,
+    replica_of_run,
+)
 from apportion.pool import quota
 from apportion.pool.quota import QueueView
 
@@ -183,6 +193,8 @@ class JobView(Struct):
     """Runs of the present attempt, and older ones that still hold something."""
     holding: int = 0
     """How many of them hold something."""
+    next_replica: int = 0
+    """The number of the next replica of this attempt: none is used twice, however often the gang shrinks and grows."""
     stop: StopCause | None = None
     stop_actor: str = ""
     stop_reason: str = ""
@@ -205,11 +217,19 @@ class JobView(Struct):
     last_event: str = ""
     first_started_at: int = 0
 
+    def members(self) -> list[RunView]:
+        """Runs of the present attempt that are placed or started, and were not told to stop, in replica order."""
+        runs = [run for run in self.current_runs() if run.state in _LIVE and run.stop is None]
+        return sorted(runs, key=lambda run: replica_of_run(run.run_id))
+
     def current_runs(self) -> Iterator[RunView]:
         """Runs of the present attempt, in replica order."""
         for run in self.runs.values():
             if attempt_of_run(run.run_id) == self.attempt:
                 yield run
+
+
+_LIVE: Final = frozenset({RunState.PLACED, RunState.STARTED})
 
 
 class Pool(Struct):
@@ -394,9 +414,12 @@ def _placed(pool: Pool, entry: Entry, event: ev.RunPlaced) -> None:
         last_event=entry.event_id,
     )
     job.runs[event.run_id] = run
-    if job.state is JobState.QUEUED:
-        job.state = JobState.RUNNING
-    job.pending_fact = None
+    # A replica that was added to an attempt which had ended meanwhile is nothing to the next one.
+    if attempt_of_run(event.run_id) == job.attempt:
+        if job.state is JobState.QUEUED:
+            job.state = JobState.RUNNING
+        job.pending_fact = None
+        job.next_replica = max(job.next_replica, replica_of_run(event.run_id) + 1)
     if entry.basis is not None and entry.basis.facts < job.resized_seq and job.resize is None:
         # Decided before the new size was known, stored after it.
         job.resize = ev.JobResized(
@@ -493,6 +516,10 @@ def _released(pool: Pool, entry: Entry, event: ev.RunReleased) -> None:
         run.state = RunState.RELEASED
     run.last_event = entry.event_id
     _give_back(pool, run, entry.seq)
+    if run.stop is StopCause.SHRUNK:
+        # A gang that breathes for months has thousands of these, and nothing depends on them any more.
+        del pool.jobs[run.job_id].runs[run.run_id]
+        del pool.run_jobs[run.run_id]
     _forget_if_done(pool, run.job_id)
 
 
@@ -524,6 +551,7 @@ def _requeued(pool: Pool, entry: Entry, event: ev.JobRequeued) -> None:
     job.retries_used = max(job.retries_used, job.spec.retry_limit - event.retries_left)
     job.state = JobState.QUEUED
     job.attempt = event.attempt
+    job.next_replica = 0
     job.avoid_nodes = event.avoid_nodes
     if event.memory_mib:
         job.spec = replace(job.spec, memory_mib=event.memory_mib)

@@ -951,11 +951,11 @@ def _beyond_limits(spec: ev.JobSpec, queues: Mapping[QueueId, QueueView]) -> Ref
 
     What is in use now is the placer's, and so is what depends on the devices that the job comes to.
     """
-    slices = spec.devices * spec.replicas
+    slices = spec.devices * spec.replicas_least
     asked = {
         quota.COMPUTE: (slices * spec.compute_milli, "milli-GPU", "resources"),
         quota.MEMORY: (slices * spec.memory_mib, "MiB of device memory", "resources.gpu_memory_mib"),
-        quota.CPU: (spec.replicas * spec.cpu_milli, "milli-CPU", "resources.cpu_milli"),
+        quota.CPU: (spec.replicas_least * spec.cpu_milli, "milli-CPU", "resources.cpu_milli"),
         quota.JOBS: (1, "jobs", "queue"),
     }
     if len(spec.models) == 1:
@@ -971,7 +971,7 @@ def _beyond_limits(spec: ev.JobSpec, queues: Mapping[QueueId, QueueView]) -> Ref
                 code=Refusal.QUOTA_EXCEEDED,
                 field=field,
                 expected=f"at most {limit} {unit}, the limit of queue {queue.queue_id}",
-                found=f"{amount} {unit}" + (f" over {spec.replicas} replicas" if spec.replicas > 1 else ""),
+                found=f"{amount} {unit}" + (f" over {spec.replicas_least} replicas" if spec.replicas_least > 1 else ""),
                 hint="Ask for less, or ask the pool's operator for a higher limit: this could never run.",
             )
     return None

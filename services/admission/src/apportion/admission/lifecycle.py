@@ -54,7 +54,7 @@ def is_settled(job: JobView) -> bool:
         if run.state not in _SETTLED:
             return False
         count += 1
-    return count >= job.spec.replicas
+    return count >= job.spec.replicas_least
 
 
 def has_live_runs(job: JobView) -> bool:
@@ -68,7 +68,8 @@ def holds_nothing(job: JobView) -> bool:
 
 
 def _failed(run: RunView) -> bool:
-    return run.state not in _LIVE and run.cause is not RunCause.SUCCESS
+    # Whoever was to leave an elastic gang is none of it, however it ended.
+    return run.state not in _LIVE and run.cause is not RunCause.SUCCESS and run.stop is not StopCause.SHRUNK
 
 
 def is_due_now(job: JobView) -> bool:
@@ -272,7 +273,7 @@ def _could_host(spec: ev.JobSpec, pool: Pool, avoided: set[NodeId]) -> bool:
     for node_id, node in pool.nodes.items():
         if node_id in avoided or node.state is NodeState.FENCED:
             continue
-        counts = [spec.replicas]
+        counts = [spec.replicas_least]
         if spec.devices:
             matching = sum(
                 1
@@ -285,7 +286,7 @@ def _could_host(spec: ev.JobSpec, pool: Pool, avoided: set[NodeId]) -> bool:
         if spec.host_memory_mib:
             counts.append(node.memory_mib // spec.host_memory_mib)
         room += min(counts)
-    return room >= spec.replicas
+    return room >= spec.replicas_least
 
 
 def _more_memory(job: JobView, cause: RunCause, pool: Pool) -> int:
@@ -309,7 +310,7 @@ def _more_memory(job: JobView, cause: RunCause, pool: Pool) -> int:
     queue = pool.queues.get(spec.queue)
     limit = None if queue is None else queue.limit_memory_mib
     if limit is not None:
-        there_is = min(there_is, limit // (spec.devices * spec.replicas))
+        there_is = min(there_is, limit // (spec.devices * spec.replicas_least))
     raised = min(wanted, there_is)
     return raised if raised > spec.memory_mib else 0
 

@@ -23,6 +23,7 @@ from apportion.contracts.events import (
     Checkpoint,
     CheckpointPlan,
     Correction,
+    Elastic,
     IsolationLevel,
     JobRequested,
     JobSpec,
@@ -180,6 +181,7 @@ def job_spec(
     usual = SERVICE_CLASSES[request.workload.kind] if request.bid is None else ServiceClass.SPOT
     service_class = request.service_class or usual
     resources, env = request.resources, request.workload.env
+    least, most, step = _replicas(request)
     return JobSpec(
         queue=QueueId(request.queue),
         kind=request.workload.kind,
@@ -188,7 +190,9 @@ def job_spec(
         service_class=service_class,
         priority=500 if request.priority is None else request.priority,
         preemptible=service_class is not ServiceClass.ONLINE if request.preemptible is None else request.preemptible,
-        replicas=request.gang.size,
+        replicas=most,
+        replicas_min=least if least < most else 0,
+        replicas_step=step,
         devices=share.devices,
         compute_milli=share.compute_milli,
         memory_mib=share.memory_mib,
@@ -315,7 +319,6 @@ def _unsupported(request: JobRequested) -> Refused | None:
 
 _INSTEAD: Final[Mapping[str, str]] = {
     "workload.image": "workload.command, a program that the nodes have",
-    "gang.min": "the gang's size, or nothing",
     "checkpoint.interval_s": "a program that keeps its own time, or `apportion checkpoint` when it suits you",
 }
 
@@ -332,8 +335,6 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "workload.mounts", f"{len(workload.mounts)} mounts"
     if resources.disk_mib:
         yield "resources.disk_mib", str(resources.disk_mib)
-    if gang.min is not None and gang.min < gang.size:
-        yield "gang.min", str(gang.min)
     if gang.topology_key is not None:
         yield "gang.topology_key", gang.topology_key
     if gang.required:
@@ -346,7 +347,7 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "runtime.framework", request.runtime.framework
     if request.checkpoint is not None and request.checkpoint.interval_s is not None:
         yield "checkpoint.interval_s", str(request.checkpoint.interval_s)
-    for field in ("elastic", "sla", "bid", "data"):
+    for field in ("sla", "bid", "data"):
         yield from (part for part in _parts_asked(field, getattr(request, field)) if part[0] not in _HONOURED)
 
 
@@ -502,12 +503,15 @@ def _retry_and_gang(request: JobRequested) -> Refused | None:
                 expected="a cause of failure",
                 found=str(cause),
             )
-    if request.gang.size > REPLICAS_MAX:
+    if (refused := _elastic(request)) is not None:
+        return refused
+    _, most, _ = _replicas(request)
+    if most > REPLICAS_MAX:
         return Refused(
             code=Refusal.FIELD_INVALID,
-            field="gang.size",
+            field="gang.size" if request.gang.size == most else "elastic.max",
             expected=f"at most {REPLICAS_MAX} replicas, as all of them are placed at once",
-            found=str(request.gang.size),
+            found=str(most),
             hint="Ask for several jobs, or for more devices a replica.",
         )
     if request.gang.min is not None and request.gang.min > request.gang.size:
@@ -516,6 +520,45 @@ def _retry_and_gang(request: JobRequested) -> Refused | None:
             field="gang.min",
             expected=f"at most the gang's size, {request.gang.size}",
             found=str(request.gang.min),
+        )
+    return None
+
+
+def _replicas(request: JobRequested) -> tuple[int, int, int]:
+    """The least and the most replicas, and by how many it grows and shrinks."""
+    gang, elastic = request.gang, request.elastic
+    if elastic is None or elastic.max is None:
+        return gang.min or gang.size, gang.size, 1
+    return elastic.min or 1, elastic.max, elastic.step or 1
+
+
+def _elastic(request: JobRequested) -> Refused | None:
+    gang, elastic = request.gang, request.elastic
+    if elastic is None or elastic == Elastic():
+        return None
+    if elastic.max is None:
+        return Refused(
+            code=Refusal.FIELD_MISSING, field="elastic.max", expected="the most replicas that it uses", found="nothing"
+        )
+    least, most, step = _replicas(request)
+    if gang.size > 1 or gang.min is not None:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="gang.size" if gang.min is None else "gang.min",
+            expected="nothing beside elastic",
+            found=str(gang.size if gang.min is None else gang.min),
+            hint="elastic.min is how many start together, elastic.max how many it uses where there is room.",
+        )
+    if least > most:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT, field="elastic.min", expected=f"at most elastic.max, {most}", found=str(least)
+        )
+    if (most - least) % step:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT,
+            field="elastic.step",
+            expected=f"a number that divides {most - least}, from elastic.min to elastic.max",
+            found=str(step),
         )
     return None
 

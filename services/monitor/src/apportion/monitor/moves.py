@@ -97,7 +97,7 @@ def _stopped(moves: Moves, job: JobView, run: RunView, at: int) -> None:
     if attempt != job.attempt or (known is not None and known.stopped_at <= at):
         return
     runs = list(job.current_runs())
-    if len(runs) < job.spec.replicas or not all(each.started_at for each in runs):
+    if len(runs) < job.spec.replicas_least or not all(each.started_at for each in runs):
         return  # it had not done anything as a whole yet
     moves.stops[job.job_id] = Stop(
         attempt=attempt,
@@ -117,7 +117,7 @@ def _started(moves: Moves, pool: Pool, entry: Entry, event: ev.RunStarted) -> No
         return
     move.started.append(run.run_id)
     move.nodes = sorted({*move.nodes, run.node_id})
-    if len(move.started) == job.spec.replicas:
+    if len(move.started) == job.spec.replicas_least:
         move.done_at, move.done_by, move.attempt = entry.recorded_at, entry.event_id, job.attempt
 
 

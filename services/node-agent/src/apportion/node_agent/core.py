@@ -81,6 +81,7 @@ CAUSE_OF_STOP: Final[dict[StopCause, RunCause]] = {
     StopCause.DEADLINE: RunCause.TIME_LIMIT,
     # It starts again with another size: not its own doing, so at no cost.
     StopCause.RESIZED: RunCause.PREEMPTED,
+    StopCause.SHRUNK: RunCause.SHRUNK,
 }
 
 

@@ -28,6 +28,7 @@ from apportion.placer.state import (
     State,
     action_due,
     is_draining,
+    is_late,
     must_stop,
     state_of,
 )
@@ -137,6 +138,18 @@ def _stops(state: State, now: int) -> list[ev.Fact]:
                     grace_s=grace_s_of(job.spec, job.stop or StopCause.CANCELLED),
                     actor=job.stop_actor or "service:placer",
                     reason=job.stop_reason or ("" if job.stop else "the job had ended when this was placed"),
+                )
+            )
+        elif is_late(job, run):
+            stops.append(
+                ev.RunStopOrdered(
+                    caused_by=job.last_event,
+                    run_id=run_id,
+                    node_id=run.node_id,
+                    cause=StopCause.SHRUNK,
+                    grace_s=job.spec.grace_s,
+                    actor="service:placer",
+                    reason="the attempt had ended when this was added to it",
                 )
             )
         elif is_draining(pool, run.node_id):

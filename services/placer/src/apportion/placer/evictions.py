@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from apportion.contracts import events as ev
 from apportion.contracts.causes import PreemptionKind, QueueOrder, StopCause
-from apportion.contracts.ids import JobId, NodeId
+from apportion.contracts.ids import JobId, NodeId, QueueId, replica_of_run
 from apportion.placer import orders
 from apportion.placer.books import Books
-from apportion.placer.orders import CLASS_RANK
+from apportion.placer.orders import CLASS_RANK, S
 from apportion.placer.preempt import Plan, Planner, is_evictable, outranks
-from apportion.placer.reclaim import Reclaim
+from apportion.placer.reclaim import Reclaim, charge_of
 from apportion.placer.rooms import Demand
 from apportion.placer.state import RATE_NS, Claim, Shape, State, leaving_of, order_in
+from apportion.pool import quota
 from apportion.pool.state import JobView, grace_s_of, run_of
 
 ATTEMPTS_MAX: Final = 8
@@ -55,6 +58,13 @@ BY_GUARANTEE: Final = Rule(
     lambda job: f"queue {job.spec.queue} takes back what is guaranteed to it, and the victims' borrowed it",
     is_reclaim=True,
 )
+ON_LOAN: Final = Rule(
+    PreemptionKind.SHRINK,
+    lambda one, other: True,  # noqa: ARG005 - ``_loans`` says whose
+    lambda job: f"what elastic gangs hold above their least is on loan, and {job.job_id} waits for it",
+)
+LOANS_MAX: Final = 64
+"""Parts that leave elastic gangs for one job, at most."""
 RULES: Final = (BY_GUARANTEE, BY_CLASS)
 """Tried in order; the first under which somebody may be stopped, and it is enough, is the one."""
 
@@ -121,12 +131,14 @@ class Evictions:
         """Who might be stopped for somebody, once that was asked, in the order of their ids."""
         self._gone: set[JobId] = set()
         """Who was told to go in this round."""
+        self._fewer: set[JobId] = set()
+        """Who was told to go on with fewer replicas."""
         self._left = state.settings.preempt_per_minute - sum(1 for at in state.kept.preempted_at if at > now - RATE_NS)
         self._claims = {job_id: claim for job_id, claim in state.kept.claims.items() if job_id in state.waiting}
         for job_id, claim in sorted(self._claims.items()):
             self._shapes[job_id] = state.waiting[job_id][0]
             self._keep(job_id, claim)
-        if self._is_guaranteed:
+        if self._is_guaranteed or state.surplus:
             for job_id in state.leaving:
                 job = state.pool.jobs[job_id]
                 self._reclaim.leave(job, leaving_of(job))
@@ -142,7 +154,9 @@ class Evictions:
     @property
     def may_be(self) -> bool:
         """Whether anybody may be stopped for others at all, or was."""
-        return self.has_claims or (bool(self._state.evictable) and self._state.settings.preempt_victims_max > 0)
+        state = self._state
+        may_preempt = bool(state.evictable) and state.settings.preempt_victims_max > 0
+        return self.has_claims or bool(state.surplus) or may_preempt
 
     def kept_for(self, node_id: NodeId, shape: Shape | None) -> JobId | None:
         """The first for whom the node is kept and who is not of this shape."""
@@ -196,11 +210,18 @@ class Evictions:
 
     def may_have_victims(self, job: JobView, shape: Shape) -> bool:
         """Whether it is worth looking: somebody runs who might have to go for it."""
+        if self._state.surplus:
+            return True
         if self._state.settings.preempt_victims_max <= 0:
             return False
         rank = CLASS_RANK[job.spec.service_class]
         least = rank if self._is_ranked else rank + 1
         return any(other >= least for other in self._state.evictable) or self.is_owed(shape)
+
+    @property
+    def told(self) -> AbstractSet[JobId]:
+        """Who was told to go in this round, or to go on with fewer replicas."""
+        return self._gone | self._fewer
 
     @property
     def gone(self) -> AbstractSet[JobId]:
@@ -214,6 +235,86 @@ class Evictions:
             and bool(self._state.evictable)
             and self._reclaim.claims(shape.queue, self._books.least(shape.demand))
         )
+
+    def _loans(self, job: JobView, shape: Shape) -> list[JobView]:
+        """What elastic gangs hold above their least and the job may have: a view for each part that can leave.
+
+        It may have that of its own class and later ones, and of whoever borrows what its queue is owed.
+        """
+        state = self._state
+        if not state.surplus:
+            return []
+        rank = CLASS_RANK[job.spec.service_class]
+        is_owed = self._is_guaranteed and self._reclaim.claims(shape.queue, self._books.least(shape.demand))
+        parts = []
+        for job_id in sorted(state.surplus - self._gone - self._fewer):
+            other = state.pool.jobs[job_id]
+            if CLASS_RANK[other.spec.service_class] >= rank or (is_owed and other.spec.queue != job.spec.queue):
+                parts += _parts_on_loan(other, self._now - state.settings.preempt_spares_s * S)
+        return parts
+
+    def make_quota_of_loans(self, job: JobView, shape: Shape, facts_left: int) -> list[ev.Fact]:
+        """The facts by which elastic gangs shrink where what they hold above their least fills the job's limits."""
+        charge = self._books.least(shape.demand)
+        missing = self._reclaim.missing(shape.queue, charge)
+        loans = self._loans(job, shape)
+        if not missing or not loans:
+            return []
+
+        def gives(part: JobView) -> dict[tuple[QueueId, str], int]:
+            given = charge_of(part, part.runs.values())
+            return {
+                (view.queue_id, name): amount
+                for view in self._books.lineage(part.spec.queue)
+                for name, amount in given.items()
+                if (view.queue_id, name) in missing and name != quota.JOBS
+            }
+
+        chosen: list[tuple[JobView, dict[tuple[QueueId, str], int]]] = []
+        left = missing.copy()
+        for part in sorted(loans, key=_newest_run_first):
+            given = gives(part)
+            if any(left.get(what, 0) > 0 for what in given):
+                chosen.append((part, given))
+                for what, amount in given.items():
+                    left[what] -= amount
+        if any(amount > 0 for amount in left.values()):
+            return []
+        for each in chosen.copy():
+            if all(left[what] + amount <= 0 for what, amount in each[1].items()):
+                chosen.remove(each)  # the others are enough
+                for what, amount in each[1].items():
+                    left[what] += amount
+        runs = sorted((run for part, _ in chosen for run in part.runs.values()), key=lambda run: run.run_id)
+        victims = tuple(dict.fromkeys(part.job_id for part, _ in chosen))
+        plan = Plan(victims, tuple(runs), (), len(loans))
+        return self._shrunk_for(job, shape, plan) if 1 + len(runs) + len(victims) < facts_left else []
+
+    def _shrunk_for(self, job: JobView, shape: Shape, plan: Plan) -> list[ev.Fact]:
+        """Elastic gangs go on with fewer replicas, and nobody is preempted."""
+        self._fewer.update(plan.victims)
+        self._claim(job, shape, plan)
+        jobs = self._state.pool.jobs
+        resized = []
+        for victim in plan.victims:
+            other = jobs[victim]
+            runs = tuple(run for run in plan.runs if run.job_id == victim)
+            self._reclaim.leave(other, runs)
+            before = len(other.members())
+            resized.append(
+                ev.GangResized(
+                    caused_by=job.last_event,
+                    job_id=victim,
+                    before=before,
+                    after=before - len(runs),
+                    replicas_min=other.spec.replicas_min,
+                    replicas_max=other.spec.replicas,
+                    runs=tuple(run.run_id for run in runs),
+                    for_job=job.job_id,
+                )
+            )
+        self._reclaim.come(job.job_id, shape.queue, self._books.least(shape.demand))
+        return [*_facts(self._state, job, shape.demand, ON_LOAN, plan), *resized]
 
     def make_quota(self, job: JobView, shape: Shape, facts_left: int) -> list[ev.Fact]:
         """The facts by which others are stopped where a limit that they fill keeps the job from what it is owed."""
@@ -235,7 +336,8 @@ class Evictions:
             jobs = (state.pool.jobs[job_id] for job_id in sorted(chain.from_iterable(state.evictable.values())))
             spares_s = state.settings.preempt_spares_s
             self._may_go = [other for other in jobs if is_evictable(other, self._now, spares_s)]
-        return [other for other in self._may_go if other.job_id not in self._gone and rule.may(job, other)]
+        told = self._gone | self._fewer
+        return [other for other in self._may_go if other.job_id not in told and rule.may(job, other)]
 
     def _allowed(self, job: JobView, shape: Shape, rule: Rule) -> set[JobId]:
         """Who may be stopped for the job by this rule, all of them together."""
@@ -247,14 +349,17 @@ class Evictions:
     def _decided(self, job: JobView, shape: Shape, rule: Rule, plan: Plan) -> list[ev.Fact]:
         self._gone.update(plan.victims)
         self._left -= len(plan.victims)
-        self._shapes[job.job_id] = shape
-        self._let_go(job.job_id)
-        claim = self._claims[job.job_id] = Claim(plan.nodes, tuple(run.run_id for run in plan.runs), plan.victims)
-        self._keep(job.job_id, claim)
+        self._claim(job, shape, plan)
         for victim in plan.victims:
             self._reclaim.leave(self._state.pool.jobs[victim])
         self._reclaim.come(job.job_id, shape.queue, self._books.least(shape.demand))
         return _facts(self._state, job, shape.demand, rule, plan)
+
+    def _claim(self, job: JobView, shape: Shape, plan: Plan) -> None:
+        self._shapes[job.job_id] = shape
+        self._let_go(job.job_id)
+        claim = self._claims[job.job_id] = Claim(plan.nodes, tuple(run.run_id for run in plan.runs), plan.victims)
+        self._keep(job.job_id, claim)
 
     def plan(
         self,
@@ -267,8 +372,12 @@ class Evictions:
         facts_left: int,
     ) -> list[ev.Fact]:
         """The facts by which others are stopped for the job; nothing where nobody may be, or it would not help."""
-        victims_max = min(self._state.settings.preempt_victims_max, self._left)
         fits = list(fits)
+        if loans := self._loans(job, shape):
+            given = planner.victims(shape.demand, loans, usable=usable, fits=fits, victims_max=LOANS_MAX)
+            if given is not None and 1 + len(given.runs) + len(given.victims) < facts_left:
+                return self._shrunk_for(job, shape, given)
+        victims_max = min(self._state.settings.preempt_victims_max, self._left)
         for rule in self._rules:
             if rule.is_reclaim and not self.is_owed(shape):
                 continue
@@ -276,8 +385,7 @@ class Evictions:
             for allowed in self._ever_fewer(self._allowed(job, shape, rule), rule):
                 fewer = planner.victims(
                     shape.demand,
-                    sorted(allowed.ids),
-                    lambda other: True,  # noqa: ARG005 - the rule has spoken for all of them
+                    [self._state.pool.jobs[job_id] for job_id in sorted(allowed.ids)],
                     usable=usable,
                     fits=fits,
                     victims_max=victims_max,
@@ -316,16 +424,38 @@ class Evictions:
         return False
 
 
+def _parts_on_loan(job: JobView, placed_by: int) -> list[JobView]:
+    """The job as so many views, each with a part that it can do without: its last replicas, a step at a time.
+
+    Not those that were placed after ``placed_by``.
+    """
+    members = job.members()
+    step = job.spec.replicas_step
+    parts = []
+    for end in range(len(members), job.spec.replicas_least + step - 1, -step):
+        runs = members[end - step : end]
+        if all(run.placed_at <= placed_by for run in runs):
+            parts.append(replace(job, runs={run.run_id: run for run in runs}))
+    return parts
+
+
+def _newest_run_first(part: JobView) -> tuple[int, JobId, int]:
+    run = max(part.runs.values(), key=lambda run: replica_of_run(run.run_id))
+    return (-run.placed_at, part.job_id, -replica_of_run(run.run_id))
+
+
 def next_chance(state: State, now: int) -> int | None:
     """When time alone may let a waiting job have others stopped: protected time ends, or the rate allows more."""
     settings = state.settings
-    if settings.preempt_victims_max <= 0 or not state.groups or state.pool.frozen:
+    may_be = settings.preempt_victims_max > 0 or state.surplus
+    if not may_be or not state.groups or state.pool.frozen:
         return None
     ranks = [rank for rank, jobs in state.evictable.items() if jobs]
     firsts = (state.pool.jobs[group.keys[0][3]] for group in state.groups.values())
     is_guaranteed = any(view.guaranteed for view in state.pool.queues.values())
     most = max(ranks, default=-1) + bool(ranked_rules(state))
-    if not ranks or (not is_guaranteed and all(CLASS_RANK[job.spec.service_class] >= most for job in firsts)):
+    is_hopeless = not ranks or (not is_guaranteed and all(CLASS_RANK[job.spec.service_class] >= most for job in firsts))
+    if is_hopeless and not state.surplus:
         return None
     instants = []
     at = bisect_right(state.protections, (now, _LAST))
@@ -354,10 +484,12 @@ def _facts(state: State, job: JobView, demand: Demand, rule: Rule, plan: Plan) -
     }
     needs = {name: amount for name, amount in needs.items() if amount}
     asked = ", ".join(f"{name} {amount}" for name, amount in needs.items())
-    count = len(plan.victims)
+    cause = StopCause.SHRUNK if rule is ON_LOAN else StopCause.PREEMPTED
+    count = len(plan.runs) if rule is ON_LOAN else len(plan.victims)
+    what = "runs that may leave elastic gangs" if rule is ON_LOAN else "jobs that may be stopped"
     reason = (
         f"for {job.job_id} (attempt {job.attempt}), which needs {asked}: {rule.says(job)}; "
-        f"the smallest set that is enough, {count} of {plan.considered} jobs that may be stopped"
+        f"the smallest set that is enough, {count} of {plan.considered} {what}"
     )
     facts: list[ev.Fact] = [
         ev.PreemptionDecided(
@@ -378,8 +510,8 @@ def _facts(state: State, job: JobView, demand: Demand, rule: Rule, plan: Plan) -
             caused_by=job.last_event,
             run_id=run.run_id,
             node_id=run.node_id,
-            cause=StopCause.PREEMPTED,
-            grace_s=grace_s_of(state.pool.jobs[run.job_id].spec, StopCause.PREEMPTED),
+            cause=cause,
+            grace_s=grace_s_of(state.pool.jobs[run.job_id].spec, cause),
             actor=ACTOR,
             reason=reason,
         )

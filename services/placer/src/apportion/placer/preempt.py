@@ -34,7 +34,6 @@ NODES_MAX: Final = 256
 """Nodes that are looked at for one decision: those with the newest of the jobs that may be stopped."""
 _LIVE: Final = frozenset({RunState.PLACED, RunState.STARTED})
 
-MayEvict = Callable[[JobView], bool]
 Taken = Mapping[NodeId, list[tuple[Demand, tuple[int, ...], str]]]
 """What a round has placed on a node beyond the folded state: demand, places of the devices, tenant."""
 
@@ -87,19 +86,18 @@ class Planner:
     def victims(
         self,
         demand: Demand,
-        evictable: Iterable[JobId],
-        may_evict: MayEvict,
+        candidates: Iterable[JobView],
         *,
         usable: Callable[[NodeId], bool],
         fits: Iterable[NodeId],
         victims_max: int,
     ) -> Plan | None:
-        """The smallest set found of those that ``may_evict`` allows; None where none within ``victims_max`` is enough.
+        """The smallest set found of the candidates; None where none within ``victims_max`` is enough.
 
+        A candidate goes with all the runs that it has; to let a job go on with fewer, give a view of it for each part.
         ``usable`` says where the replicas may go, and ``fits`` which nodes can host one as things are.
         """
-        jobs = [self._pool.jobs[job_id] for job_id in evictable]
-        allowed = sorted((job for job in jobs if may_evict(job)), key=_newest_first)
+        allowed = sorted(candidates, key=_newest_first)
         if not allowed or victims_max <= 0:
             return None
         search = _Search(self, demand, usable)
@@ -122,7 +120,12 @@ class Planner:
         search.prune(missing)
         victims = sorted(search.evicted, key=_newest_first)
         runs = sorted((run for job in victims for run in job.runs.values() if run.holds), key=lambda run: run.run_id)
-        return Plan(tuple(job.job_id for job in victims), tuple(runs), search.hosts(demand.replicas), len(allowed))
+        return Plan(
+            tuple(dict.fromkeys(job.job_id for job in victims)),
+            tuple(runs),
+            search.hosts(demand.replicas),
+            len(allowed),
+        )
 
     def room(self, node_id: NodeId, gone: frozenset[RunId]) -> NodeRoom:
         """The node as it would be without these runs."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from apportion.contracts import events as ev
+from apportion.contracts.causes import StopCause
 from apportion.contracts.ids import job_of_run
 from apportion.placer.rooms import NEVER
 from apportion.placer.rounds import GANG_MAX, Line, Round
@@ -30,7 +31,11 @@ def price_set(round_: Round, facts: Iterable[ev.Fact]) -> ev.PriceSet | None:
     highest = max((_left_out(round_, line) for line in round_.lines), default=0)
     if not inside and not highest and not state.kept.price_micro:
         return None
-    gone = {job_of_run(fact.run_id) for fact in facts if isinstance(fact, ev.RunStopOrdered)}
+    gone = {
+        job_of_run(fact.run_id)
+        for fact in facts
+        if isinstance(fact, ev.RunStopOrdered) and fact.cause is not StopCause.SHRUNK
+    }
     bids_in = [bid for bid, job_id in inside if job_id not in gone]
     lowest = min(bids_in, default=0)
     price = min(highest, lowest) if bids_in else highest

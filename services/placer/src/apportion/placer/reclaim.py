@@ -127,11 +127,7 @@ class Reclaim:
 
         Empty where nothing is missing once those have gone who are to go, or where all of them would not be enough.
         """
-        missing = {}
-        for view in self._books.lineage(waiting.spec.queue):
-            held = self._promised(view.queue_id)
-            for name in quota.exceeded(held, charge, view.limits):
-                missing[view.queue_id, name] = held.get(name, 0) + charge[name] - view.limits[name]
+        missing = self.missing(waiting.spec.queue, charge)
         if not missing:
             return []
         chosen: list[JobView] = []
@@ -146,6 +142,15 @@ class Reclaim:
             if self._is_enough(rest, missing):
                 chosen = rest
         return chosen
+
+    def missing(self, queue: QueueId, charge: Mapping[str, int]) -> dict[tuple[QueueId, str], int]:
+        """By how much each limit on the way up would be exceeded, once those have gone who are to go."""
+        found = {}
+        for view in self._books.lineage(queue):
+            held = self._promised(view.queue_id)
+            for name in quota.exceeded(held, charge, view.limits):
+                found[view.queue_id, name] = held.get(name, 0) + charge[name] - view.limits[name]
+        return found
 
     def _is_enough(self, jobs: Iterable[JobView], missing: Mapping[tuple[QueueId, str], int]) -> bool:
         given: dict[tuple[QueueId, str], int] = {}

@@ -107,6 +107,7 @@ class Demand(Struct, frozen=True, kw_only=True):
     cpu_milli: int
     host_memory_mib: int
     replicas: int
+    """How many start together, or none does; an elastic gang may grow beyond."""
     trust: TenantId
     """Whom the job shares an MPS device with: its own tenant; empty where the pool is one trust group."""
     shared: tuple[Mode, ...] = SHARED
@@ -162,7 +163,7 @@ def demand_of(
         models=spec.models if has_devices else (),
         cpu_milli=spec.cpu_milli,
         host_memory_mib=spec.host_memory_mib,
-        replicas=spec.replicas,
+        replicas=spec.replicas_least,
         trust=TenantId("") if is_pool_trusted else tenant,
         shared=shared if has_devices else SHARED,
         is_ranked=has_devices and len(spec.modes) > 1,

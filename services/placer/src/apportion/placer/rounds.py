@@ -6,6 +6,7 @@ who wait holds once its placements have been folded, and a decision made again s
 """
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -49,6 +50,10 @@ _LAST: Final[OrderKey] = (2**63, 0, 0, JobId(""))
 """After every key."""
 MEMO_MIN: Final = 256
 """Demands whose rankings are kept although nobody waits with them now."""
+
+
+IsBarred = Callable[[NodeId], bool]
+"""Whether a replica may not go to this node, whatever fits there."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -147,6 +152,12 @@ class Round:
         self._reservation: Reservation | None = None
         self._ends: dict[NodeId, int] = {}
         """When what the round has placed on each node will have left at the latest."""
+        self._went_to: dict[JobId, set[NodeId]] = {}
+        """Where replicas of elastic gangs were placed."""
+        self._starting: set[JobId] = set()
+        """Those of the placed, to look them up."""
+        self._grown: dict[JobId, tuple[int, int]] = {}
+        """Of elastic gangs that the round has given more: the number of their next replica, and how many they have."""
         self._taken: dict[NodeId, list[tuple[Demand, tuple[int, ...], str]]] = {}
 
     def run(self) -> None:
@@ -159,8 +170,11 @@ class Round:
         while True:
             while not self.is_full and self._pass():
                 pass
-            # Whom others were stopped for needs nothing else kept for it, and that may let somebody else go on.
-            if self.is_full or not self._evict():
+            if self.is_full:
+                return
+            # Whom others were stopped for needs nothing else kept for it, and that may let somebody else go on. What is
+            # kept for whom depends on what runs where, and so on what elastic gangs are given.
+            if not self._evict() and not self._grow():
                 self._outbid()
                 return
 
@@ -196,10 +210,20 @@ class Round:
             return block
         if demand.replicas > GANG_MAX or not self.ranking(demand).has_fits:
             return Block()
-        choices: list[Choice] = []
         is_charge_open = demand.devices > 0 and self.books.is_open(shape.queue, demand)
-        for _ in range(demand.replicas):
-            found = self._first(shape, is_charge_open=is_charge_open)
+        found = self._take(shape, tenant, demand.replicas, is_charge_open=is_charge_open)
+        if not isinstance(found, Block):
+            self.books.charge(shape.queue, tenant, ONE_JOB)
+        return found
+
+    def _take(
+        self, shape: Shape, tenant: TenantId, count: int, *, is_charge_open: bool, is_barred: IsBarred | None = None
+    ) -> list[Choice] | Block:
+        """Slices for so many replicas, or why not."""
+        demand = shape.demand
+        choices: list[Choice] = []
+        for _ in range(count):
+            found = self._first(shape, is_charge_open=is_charge_open, is_barred=is_barred)
             if isinstance(found, Block):
                 self._undo(shape, tenant, choices)
                 return replace(found, replicas_fit=len(choices))
@@ -212,7 +236,6 @@ class Round:
         if demand.is_distinct:
             for choice in choices:
                 self._set(hidden(self.room(choice.room.node_id), choice.fit.picks, is_back=True))
-        self.books.charge(shape.queue, tenant, ONE_JOB)
         return choices
 
     def _undo(self, shape: Shape, tenant: TenantId, choices: list[Choice]) -> None:
@@ -278,10 +301,11 @@ class Round:
                 given_up = self._evictions.blocked(line.shape) or given_up
                 self._reserve(line.shape, job, found)
                 continue
+            self.placed.append(job.job_id)
+            self._starting.add(job.job_id)
+            self._evictions.placed(job.job_id)
             self._state_placed(job, line.shape.demand, found)
-            self._turns.pop(f"{line.shape.queue}/{job.tenant}", None)
-            for view in self.books.lineage(line.shape.queue):
-                self._turns.pop(view.queue_id, None)
+            self._forget_turns(line.shape, job.tenant)
             line.at += 1
             self._skip_early(line)
             if line.at < len(line.keys):
@@ -315,7 +339,7 @@ class Round:
             (not is_owed, line.keys[line.at], number, line.at)
             for number, line in enumerate(self.lines)
             if line.block is not None and not line.block.is_cordoned and line.at < len(line.keys)
-            if (is_owed := self._evictions.is_owed(line.shape)) or line.block.quota_of is None
+            if (is_owed := self._evictions.is_owed(line.shape)) or line.block.quota_of is None or self.state.surplus
         ]
         heapify(heads)
         failed = 0
@@ -341,7 +365,9 @@ class Round:
             return False
         assert line.block is not None
         if line.block.quota_of is not None:
-            facts = self._evictions.make_quota(job, shape, self._limit() - len(self.facts))
+            facts_left = self._limit() - len(self.facts)
+            facts = self._evictions.make_quota_of_loans(job, shape, facts_left)
+            facts = facts or self._evictions.make_quota(job, shape, facts_left)
             self.facts.extend(facts)
             return bool(facts)
         facts = self._evictions.plan(
@@ -358,6 +384,91 @@ class Round:
         )
         self.facts.extend(facts)
         return bool(facts)
+
+    def _grow(self) -> bool:
+        """Give elastic gangs more replicas, a step each in turn, where there is room; True where some are given.
+
+        Not where somebody waits who might have it back at once (see ``Evictions``): nothing is given only to be taken.
+        """
+        state = self.state
+        # Of whom a replica is told to stop with this very decision, nobody knows how many will be left.
+        stopped = {state.pool.run_jobs[run] for run in state.stops}
+        jobs = {job_id: state.pool.jobs[job_id] for job_id in state.growable - stopped}
+        sizes = {job_id: (job.next_replica, len(job.members())) for job_id, job in jobs.items()}
+        for job_id in self.placed:
+            job = state.pool.jobs[job_id]
+            if job.spec.replicas_min:
+                jobs[job_id] = job
+                sizes[job_id] = self._grown.get(job_id, (job.spec.replicas_min, job.spec.replicas_min))
+        sizes |= {job_id: size for job_id, size in self._grown.items() if job_id in sizes}
+        shapes = {job_id: shape_of(state, job) for job_id, job in jobs.items()}
+        blocked = [
+            (CLASS_RANK[state.pool.jobs[line.keys[line.at][3]].spec.service_class], line, line.block)
+            for line in self.lines
+            if line.block is not None and line.at < len(line.keys)
+        ]
+        turns = sorted(jobs.values(), key=lambda job: (CLASS_RANK[job.spec.service_class], job.admitted_seq))
+        before = len(self.facts)
+        while turns:
+            turns = [job for job in turns if self._grow_one(job, shapes[job.job_id], sizes, blocked)]
+        return len(self.facts) > before
+
+    def _grow_one(
+        self,
+        job: JobView,
+        shape: Shape,
+        sizes: dict[JobId, tuple[int, int]],
+        blocked: list[tuple[int, Line, Block]],
+    ) -> bool:
+        """One step more for this gang; False where it can't have that."""
+        spec, step = job.spec, job.spec.replicas_step
+        first, members = sizes[job.job_id]
+        if members + step > spec.replicas or len(self.facts) + step >= self._room_for:
+            return False
+        if self.books.cordoned(spec.queue) is not None or job.job_id in self._evictions.told:
+            return False
+        rank = CLASS_RANK[spec.service_class]
+        lineage = {view.queue_id for view in self.books.lineage(spec.queue)}
+        rivals = [
+            (line.shape.demand, block)
+            for other, line, block in blocked
+            if other <= rank or (line.shape.queue != spec.queue and self._evictions.is_owed(line.shape))
+        ]
+        if any(block.quota_of in lineage for _, block in rivals if not block.is_cordoned):
+            return False
+        wanted = [self.ranking(demand).looks for demand, block in rivals if block.is_for_room]
+        own: set[NodeId] = set()
+        if shape.demand.is_distinct:
+            # Its replicas share no device: the new ones go where none of them is.
+            own = self._went_to.get(job.job_id, set()) | {run.node_id for run in job.runs.values() if run.holds}
+
+        def is_barred(node_id: NodeId) -> bool:
+            return node_id in own or any(looks.get(node_id) not in NEVER for looks in wanted)
+
+        found = self._take(shape, job.tenant, step, is_charge_open=True, is_barred=is_barred)
+        if isinstance(found, Block):
+            return False
+        self._state_placed(job, shape.demand, found, first=first)
+        if job.job_id not in self._starting:
+            self.facts.append(
+                ev.GangResized(
+                    caused_by=job.last_event,
+                    job_id=job.job_id,
+                    before=members,
+                    after=members + step,
+                    replicas_min=spec.replicas_min,
+                    replicas_max=spec.replicas,
+                    runs=tuple(run_id(job.job_id, first + at, job.attempt) for at in range(step)),
+                )
+            )
+        sizes[job.job_id] = self._grown[job.job_id] = (first + step, members + step)
+        self._forget_turns(shape, job.tenant)
+        return True
+
+    def _forget_turns(self, shape: Shape, tenant: TenantId) -> None:
+        self._turns.pop(f"{shape.queue}/{tenant}", None)
+        for view in self.books.lineage(shape.queue):
+            self._turns.pop(view.queue_id, None)
 
     def is_awaited(self, job: JobView) -> bool:
         """Whether others were told to stop for this job, and have not left yet."""
@@ -442,7 +553,7 @@ class Round:
         over = self.books.over(shape.queue, self.books.least(shape.demand))
         return None if over is None else Block(over_quota=over[1], quota_of=over[0])
 
-    def _first(self, shape: Shape, *, is_charge_open: bool) -> Choice | Block:
+    def _first(self, shape: Shape, *, is_charge_open: bool, is_barred: IsBarred | None = None) -> Choice | Block:
         """The best node that may be used for one replica."""
         demand = shape.demand
         ranking = self.ranking(demand)
@@ -451,6 +562,8 @@ class Round:
 
         def is_allowed(room: NodeRoom, fit: Fit) -> bool:
             nonlocal over, reserved_for
+            if is_barred is not None and is_barred(room.node_id):
+                return False
             if (kept_for := self._evictions.kept_for(room.node_id, shape)) is not None:
                 reserved_for = kept_for
                 return False
@@ -530,15 +643,15 @@ class Round:
         if self._reservation is not None:
             self.reserved = dict.fromkeys(sorted(self._reservation.nodes), job.job_id)
 
-    def _state_placed(self, job: JobView, demand: Demand, choices: list[Choice]) -> None:
-        self.placed.append(job.job_id)
-        self._evictions.placed(job.job_id)
+    def _state_placed(self, job: JobView, demand: Demand, choices: list[Choice], *, first: int = 0) -> None:
         policy = policy_id(self._selection.policy(demand))
         spec = job.spec
         length_s = spec.time_limit_s + grace_s_of(spec, StopCause.TIME_LIMIT) + START_S + RELEASE_S
         ends_at = self.now + length_s * S if spec.time_limit_s else NO_END
-        for replica, choice in enumerate(choices):
+        for replica, choice in enumerate(choices, first):
             room = choice.room
+            if spec.replicas_min:
+                self._went_to.setdefault(job.job_id, set()).add(room.node_id)
             self._ends[room.node_id] = max(ends_at, self._ends.get(room.node_id, 0))
             self.facts.append(
                 ev.RunPlaced(

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Pending, QueueOrder, RunAction
+from apportion.contracts.causes import Pending, PreemptionKind, QueueOrder, RunAction, StopCause
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import PLACER, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run
 from apportion.placer import fair, orders
@@ -173,11 +173,15 @@ class State:
     bidders: list[tuple[int, JobId]] = field(default_factory=list)
     """Bids of those who run in the market, the lowest first, and not of those who are about to leave."""
     bids: dict[JobId, tuple[int, JobId]] = field(default_factory=dict)
+    growable: set[JobId] = field(default_factory=set)
+    """Elastic gangs that run whole and could do with more replicas."""
+    surplus: set[JobId] = field(default_factory=set)
+    """Elastic gangs that run with more than their least, and of which nothing is about to leave."""
     leaving: set[JobId] = field(default_factory=set)
     """Jobs that hold something and are about to let go of some of it."""
     protections: list[tuple[int, JobId]] = field(default_factory=list)
     """When the protected time of each of those ends, in order."""
-    protected: dict[JobId, int] = field(default_factory=dict)
+    protected: dict[JobId, tuple[int, ...]] = field(default_factory=dict)
     holders: list[HolderKey] = field(default_factory=list)
     queue_holders: dict[QueueId, list[HolderKey]] = field(default_factory=dict)
     holds: dict[JobId, tuple[QueueId, HolderKey]] = field(default_factory=dict)
@@ -370,7 +374,9 @@ def evolve(state: State, entry: Entry) -> State:
         case ev.PreemptionDecided():
             state.kept.claims[event.job_id] = Claim(event.nodes, event.runs, event.victims)
             recent = [at for at in state.kept.preempted_at if at > entry.recorded_at - RATE_NS]
-            state.kept.preempted_at = recent + [entry.recorded_at] * len(event.victims)
+            # Who goes on with fewer replicas isn't preempted.
+            stopped = 0 if event.kind is PreemptionKind.SHRINK else len(event.victims)
+            state.kept.preempted_at = recent + [entry.recorded_at] * stopped
         case _:
             pass
     _settle_jobs(state, event, jobs, entry.recorded_at)
@@ -492,10 +498,18 @@ def _is_meant(job: JobView, run: RunView) -> bool:
 
 
 def must_stop(pool: Pool, job: JobView, run: RunView) -> bool:
-    """True for a live run that nobody told to stop, of a job that is stopping or over, or on a node that is drained."""
+    """True for a live run that nobody told to stop, of a job or an attempt that is over, or on a node that is drained.
+
+    Or of a job that is stopping.
+    """
     if run.state not in _LIVE or run.stop is not None or not run.holds:
         return False
-    return job.state in ENDING or is_draining(pool, run.node_id)
+    return job.state in ENDING or is_draining(pool, run.node_id) or is_late(job, run)
+
+
+def is_late(job: JobView, run: RunView) -> bool:
+    """True where the run was added to an attempt that had ended meanwhile."""
+    return attempt_of_run(run.run_id) != job.attempt
 
 
 def is_draining(pool: Pool, node_id: NodeId) -> bool:
@@ -554,10 +568,11 @@ def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
             if not jobs:
                 del state.evictable[rank]
             break
-    state.leaving.discard(job_id)
+    for jobs in (state.leaving, state.growable, state.surplus):
+        jobs.discard(job_id)
     if (bid := state.bids.pop(job_id, None)) is not None:
         del state.bidders[bisect_left(state.bidders, bid)]
-    if (until := state.protected.pop(job_id, None)) is not None:
+    for until in state.protected.pop(job_id, ()):
         del state.protections[bisect_left(state.protections, (until, job_id))]
     if job is None:
         return
@@ -570,15 +585,34 @@ def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
     state.holds[job_id] = (job.spec.queue, key)
     insort(state.holders, key)
     insort(state.queue_holders.setdefault(job.spec.queue, []), key)
-    if leaving_of(job):
+    leaving = leaving_of(job)
+    if leaving:
         state.leaving.add(job_id)
-    elif is_bidding(state, job):
+    if len(leaving) < len(runs) and is_bidding(state, job):
         bid = state.bids[job_id] = (job.spec.bid_micro, job_id)
         insort(state.bidders, bid)
+    untils = []
     if job.spec.preemptible and job.state is JobState.RUNNING:
         state.evictable.setdefault(CLASS_RANK[job.spec.service_class], set()).add(job_id)
-        until = state.protected[job_id] = protected_until(job, state.settings.preempt_spares_s)
-        insort(state.protections, (until, job_id))
+        untils.append(protected_until(job, state.settings.preempt_spares_s))
+    if job.spec.replicas_min and job.state is JobState.RUNNING and not leaving:
+        members = len(job.members())
+        if is_whole(job) and members < job.spec.replicas:
+            state.growable.add(job_id)
+        if members >= job.spec.replicas_min + job.spec.replicas_step:
+            state.surplus.add(job_id)
+            untils.append(begun_at(job) + state.settings.preempt_spares_s * S)
+    if untils:
+        state.protected[job_id] = tuple(untils)
+        for until in untils:
+            insort(state.protections, (until, job_id))
+
+
+def is_whole(job: JobView) -> bool:
+    """Whether all replicas of the attempt run, and nobody wants the job held or otherwise: it may be given more."""
+    if job.hold is not None or job.resize is not None or job.suspend is not None:
+        return False
+    return all(run.state in _LIVE for run in job.current_runs() if run.stop is not StopCause.SHRUNK)
 
 
 def leaving_of(job: JobView) -> list[RunView]:

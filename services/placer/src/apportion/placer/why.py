@@ -156,7 +156,10 @@ def _settled(job: JobView) -> str:
     places = ", ".join(sorted({run.node_id for run in runs if run.holds}))
     match job.state:
         case JobState.RUNNING:
-            return f"{job.job_id} does not wait: it has its slices on {places or 'no node any more'}."
+            size = ""
+            if job.spec.replicas_min:
+                size = f" {len(job.members())} replicas of {job.spec.replicas_min} to {job.spec.replicas} have"
+            return f"{job.job_id} does not wait:{size or ' it has'} its slices on {places or 'no node any more'}."
         case JobState.STOPPING:
             return f"{job.job_id} does not wait: its runs are being stopped ({job.stop})."
         case _:
