@@ -1011,9 +1011,8 @@ def resources() -> Iterator[dict[str, Any]]:
         ("gang.preferred", True, "gang.preferred"),
         ("job_set", "nightly", "job_set"),
         ("elastic", {"min": 1, "max": 4}, "elastic.min"),
-        ("sla.latency_ms", 50, "sla.latency_ms"),
-        ("bid.max_price_micro_per_gpu_hour", 1, "bid.max_price_micro_per_gpu_hour"),
-        ("checkpoint.uri", "s3://bucket/x", "checkpoint.uri"),
+        ("sla.rps", 50, "sla.rps"),
+        ("checkpoint.interval_s", 60, "checkpoint.interval_s"),
         ("runtime.framework", "torch", "runtime.framework"),
         ("data.inputs", ["s3://bucket/x"], "data.inputs"),
         ("workload.mounts", ["/data"], "workload.mounts"),
@@ -1033,8 +1032,15 @@ def resources() -> Iterator[dict[str, Any]]:
         ("isolation.level", "confidential"),
         ("retry.avoid_same_node", True),
         ("retry.memory_factor_pct", 150),
+        ("sla.latency_ms", 50),
+        ("bid.max_price_micro_per_gpu_hour", 1),
+        ("checkpoint.uri", "s3://bucket/x"),
+        ("checkpoint.signal", "SIGUSR2"),
     ):
         yield case(f"honoured: {path} {value}", at(path, value), ADMITTED)
+    for name in ("SIGKILL", "SIGSTOP", "10", "usr1"):
+        told = rejected(FIELD_INVALID, "checkpoint.signal")
+        yield case(f"checkpoint by {name}", at("checkpoint.signal", name), told)
     unknown = rejected("JobNotFound", "depends_on[0].job_id")
     yield case("follows a job that nobody asked for", at("depends_on", [{"job_id": "other"}]), unknown)
     for cause in ("Success", "Cancelled"):

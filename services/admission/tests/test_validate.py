@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apportion.admission import validate
 from apportion.admission.refusals import Refused
 from apportion.admission.validate import (
     DEFAULT_SHARES,
@@ -200,6 +201,21 @@ def test_the_kind_sets_class_and_preemption(kind: WorkloadKind, service_class: S
     assert (spec.service_class, spec.preemptible) == (service_class, preemptible)
 
 
+def test_a_job_with_an_image_needs_a_node_that_can_start_it() -> None:
+    """Where there is one it is placed there alone; else it is refused by name, and not left to wait for ever."""
+    spec = spec_of(a_job_request(workload=Workload(image="team/train:1.2")))
+    assert (spec.image, spec.command, spec.required) == ("team/train:1.2", (), {"containers": "yes"})
+    assert validate.no_engine(spec, [{}, {"containers": "yes"}]) is None
+    refused = validate.no_engine(spec, [{"site": "oslo"}])
+    assert refused is not None
+    assert (refused.code, refused.field, refused.found) == (
+        Refusal.NOT_SUPPORTED,
+        "workload.image",
+        "team/train:1.2",
+    )
+    assert validate.no_engine(spec_of(a_job_request()), []) is None
+
+
 def test_a_job_without_a_device_says_so_and_holds_none() -> None:
     """Preprocessing belongs into the same queue, and must not take a GPU."""
     spec = spec_of(with_resources(device=DeviceChoice(kind="cpu"), cpu_milli=500, memory_mib=64))
@@ -209,7 +225,6 @@ def test_a_job_without_a_device_says_so_and_holds_none() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"workload": Workload(image="nginx")}, "workload.image"),
         ({"workload": Workload(command=("a",), mounts=("/data",))}, "workload.mounts"),
         ({"resources": Resources(gpu=1, disk_mib=1)}, "resources.disk_mib"),
         ({"gang": Gang(size=4, topology_key="rack")}, "gang.topology_key"),

@@ -34,7 +34,8 @@ from apportion.contracts.events import (
 )
 from apportion.contracts.ids import NodeId, RunId, agent_author
 from apportion.contracts.testing import a_placement, as_fact
-from apportion.node_agent import canaries
+from apportion.node_agent import canaries, engine_stand_in
+from apportion.node_agent.containers import Containers, probe
 from apportion.node_agent.core import AgentCore, DeviceHealthSeen, InventoryChanged, Observation
 from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.exclusive import Exclusive
@@ -101,6 +102,7 @@ class Agent:
             node_env=node_env,
             host=self.host,
             open_files_max=world.open_files_max,
+            containers=world.containers,
         )
         self.shell.feed = self.observations.put_nowait
         self.observe(InventoryChanged(inventory=inventory))
@@ -149,6 +151,7 @@ class World:
         self.root = directory / "agent"
         self.stream: list[Any] = []
         self.open_files_max = 0
+        self.containers: Containers | None = None
         self.simulated = SimulatedNode(NODE, state_dir=directory, devices=2, profile="a100-40", driver=driver)
 
     def append(self, fact: Fact, author: str = "") -> None:
@@ -361,6 +364,68 @@ async def test_a_run_is_suspended_resumed_and_checkpoints_and_its_next_attempt_g
         await agent.until(lambda: agent.processes.kept.directory(again.run_id))
         answer = json.loads(agent.processes.desk.answer(json.dumps({"run": again.run_id}).encode()))
         assert base64.b64decode(answer["data"]).startswith(f"train steps={steps + 1} device_ms=20 ".encode())
+
+
+def with_containers(world: World) -> Path:
+    """Gives the world an engine that stands for docker; its state and what it was told are there."""
+    home = world.root.parent / "engine"
+    home.mkdir()
+    engine_stand_in.install(home, "docker")
+    engine = probe("auto", path=str(home), env={"HOME": str(home)})
+    assert engine is not None
+    world.containers = Containers(engine, NODE, env={"HOME": str(home)})
+    return home
+
+
+async def test_a_job_with_an_image_runs_in_a_container_of_its_own_that_is_gone_with_it(world: World) -> None:
+    """Its output, its end and its share are those of any run; and its environment is the job's, not the engine's."""
+    home = with_containers(world)
+    async with Agent(world, "s1") as agent:
+        script = "echo $APPORTION_MEMORY_MIB $MINE $HOME; pwd; exit 3"
+        order = an_order(
+            agent, "a", "/bin/sh", "-c", script, image="team/train:1.2", env={"MINE": "1"}, host_memory_mib=64
+        )
+        world.append(order)
+        await agent.until(lambda: world.first(RunReleased))
+        await agent.until(lambda: agent.processes.kept.directory(order.run_id))
+        started, finished = world.first(RunStarted), world.first(RunFinished)
+        assert (finished.cause, finished.exit_code) == (RunCause.USER_ERROR, 3)
+        assert ("host_memory", 64, "docker") in {(one.what, one.observed, one.by) for one in started.enforced}
+        answer = json.loads(agent.processes.desk.answer(json.dumps({"run": order.run_id}).encode()))
+        told, where = base64.b64decode(answer["data"]).decode().splitlines()
+        assert (told, Path(where).name) == ("4096 1", "work")
+        said = [json.loads(line) for line in (home / "said").read_text().splitlines()]
+        assert [words[0] for words in said] == ["version", "create", "inspect", "start", "inspect", "rm"]
+        assert f"nvidia.com/gpu={agent.uuids[0]}" in said[1]
+        assert list(home.glob("*.box")) == []
+
+
+async def test_a_container_that_will_not_end_is_killed_and_removed(world: World) -> None:
+    """Its client alone would leave it behind; its process is gone before the slices are free."""
+    home = with_containers(world)
+    async with Agent(world, "s1") as agent:
+        script = "trap '' TERM; while :; do sleep 0.05; done"
+        order = an_order(agent, "a", "/bin/sh", "-c", script, image="a:1")
+        world.append(order)
+        await agent.until(lambda: world.first(RunStarted))
+        await agent.until(lambda: True if list(home.glob("*.pid")) else None)
+        world.append(
+            RunStopOrdered(run_id=order.run_id, node_id=NODE, cause=StopCause.CANCELLED, grace_s=1, actor="user:ann")
+        )
+        await agent.until(lambda: world.first(RunReleased))
+        assert world.first(RunFinished).cause is RunCause.CANCELLED
+        pid = next(home.glob("*.pid")).read_text()
+        assert not Path(f"/proc/{pid}").exists()
+        assert list(home.glob("*.box")) == []
+
+
+async def test_an_image_is_refused_by_name_where_no_engine_answers(world: World) -> None:
+    async with Agent(world, "s1") as agent:
+        world.append(an_order(agent, "a", "true", image="team/train:1.2"))
+        await agent.until(lambda: world.first(RunReleased))
+        finished = world.first(RunFinished)
+        assert (finished.cause, finished.was_started) == (RunCause.START_FAILED, False)
+        assert "workload.image team/train:1.2: no container engine answers on this node" in finished.detail
 
 
 async def test_an_mps_run_is_taken_off_its_server_before_it_is_killed(world: World) -> None:

@@ -782,6 +782,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: WorkloadKind
     command: tuple[str, ...]
     env: dict[str, str] = {}
+    image: str = ""
+    """Given: it runs in a container of it, the command in place of the image's own where there is one."""
     service_class: ServiceClass = ServiceClass.BATCH
     priority: int = 500
     preemptible: bool = True
@@ -1333,6 +1335,8 @@ class RunPlaced(Fact, frozen=True, kw_only=True, tag="RunPlaced.v1"):
     env: dict[str, str] = {}
     grace_s: int = 10
     checkpoint: CheckpointPlan | None = None
+    image: str = ""
+    """Given: it is started in a container of it, and command may be empty."""
     candidates: tuple[Candidate, ...] = ()
     """The best few, the chosen one first."""
     excluded: dict[str, int] = {}

@@ -289,6 +289,7 @@ class _Round:
         return (
             _beyond_limits(spec, self._state.pool.queues)
             or validate.not_offered(spec, self._state.offers)
+            or validate.no_engine(spec, (node.labels for node in self._state.pool.nodes.values()))
             or (spec, size)
         )
 

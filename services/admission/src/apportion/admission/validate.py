@@ -186,6 +186,7 @@ def job_spec(
         queue=QueueId(request.queue),
         kind=request.workload.kind,
         command=request.workload.command,
+        image=request.workload.image or "",
         env={name: value for name, value in env.items() if isinstance(value, str)} if env else {},
         service_class=service_class,
         priority=500 if request.priority is None else request.priority,
@@ -207,7 +208,7 @@ def job_spec(
         min_compute_capability=demands.min_compute_capability,
         min_driver=demands.min_driver,
         min_cuda=demands.min_cuda,
-        required=demands.required,
+        required=demands.required | ({CONTAINERS: "yes"} if request.workload.image else {}),
         preferred=demands.preferred,
         avoid_nodes=demands.avoid_nodes,
         numa=demands.numa,
@@ -318,7 +319,6 @@ def _unsupported(request: JobRequested) -> Refused | None:
 
 
 _INSTEAD: Final[Mapping[str, str]] = {
-    "workload.image": "workload.command, a program that the nodes have",
     "checkpoint.interval_s": "a program that keeps its own time, or `apportion checkpoint` when it suits you",
 }
 
@@ -326,8 +326,6 @@ _INSTEAD: Final[Mapping[str, str]] = {
 def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
     """Fields that ask for something which nobody can give yet. A zero, ``none`` or ``false`` asks for nothing."""
     workload, resources, gang = request.workload, request.resources, request.gang
-    if workload.image is not None:
-        yield "workload.image", workload.image
     for name, value in workload.env.items():
         if isinstance(value, SecretRef):
             yield f"workload.env.{name}", f"secret {value.secret}"
@@ -367,14 +365,15 @@ def _parts_asked(field: str, asked: Struct | None) -> Iterator[tuple[str, str]]:
 
 def _workload(request: JobRequested) -> Refused | None:
     command = request.workload.command
-    if not command:
+    if not command and request.workload.image is None:
         return Refused(
             code=Refusal.FIELD_MISSING,
             field="workload.command",
             expected="the program and its arguments, as an array of strings",
             found="nothing",
+            hint="Only an image has a program of its own.",
         )
-    if not command[0]:
+    if command and not command[0]:
         return Refused(
             code=Refusal.FIELD_INVALID, field="workload.command[0]", expected="a program", found="an empty string"
         )
@@ -766,6 +765,23 @@ def not_offered(spec: JobSpec, offers: Iterable[tuple[str, tuple[Mode, ...]]]) -
         expected=f"{spec.isolation}, which {' or '.join(accepted)} gives" if is_isolated else " or ".join(accepted),
         found=f"devices that offer {', '.join(sorted(offered))}",
         hint=f"What could be given here is {best}: ask for no more, or for other devices.",
+    )
+
+
+CONTAINERS: Final = "containers"
+"""The label, with the value ``yes``, that agents give their nodes where an engine for containers answers."""
+
+
+def no_engine(spec: JobSpec, labels: Iterable[Mapping[str, str]]) -> Refused | None:
+    """Why no node of the pool can start the job's image; None where one can. ``labels`` are those of its nodes."""
+    if not spec.image or any(each.get(CONTAINERS) == "yes" for each in labels):
+        return None
+    return Refused(
+        code=Refusal.NOT_SUPPORTED,
+        field="workload.image",
+        expected="workload.command, a program that the nodes have",
+        found=bounded(spec.image),
+        hint="No node has a container engine that answers: `apportion nodes -o json` has each one's container_engine.",
     )
 
 

@@ -27,6 +27,8 @@ from apportion.contracts.ids import JobId, NodeId, PoolId, RunId, agent_author, 
 from apportion.contracts.units import BYTES_PER_MIB, MILLI_PER_DEVICE
 from apportion.node_agent import core
 from apportion.node_agent.capabilities import MEMORY_LIMITS, MPS_PARTITIONS
+from apportion.node_agent.containers import ENGINE, READY, Containers
+from apportion.node_agent.containers import probe as probe_engine
 from apportion.node_agent.dcgm import JobMapping
 from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.exclusive import Exclusive
@@ -98,6 +100,8 @@ class AgentSettings(Common, frozen=True, kw_only=True):
     """How many files each process of a run may have open; 0: as many as this agent may. Costs a fork for each run."""
     run_processes_max: Annotated[int, Meta(ge=0, le=4_194_304)] = 0
     """How many processes and threads a run may have at once, by control groups; 0: as many as the machine takes."""
+    container_engine: Annotated[str, Meta(pattern="^(auto|docker|podman|none)$")] = "auto"
+    """What starts jobs that name an image: the first of docker and podman that answers, one of them, or none."""
     dcgm_job_mapping_dir: str = ""
     """Where to write which job has which device, for dcgm-exporter; empty: nowhere."""
     watchdog_ms: Annotated[int, Meta(ge=50, le=60_000)] = 500
@@ -135,6 +139,7 @@ class Agent:
         self._clock = SystemClock()
         self._simulated: SimulatedNode | None = None
         self._host = no_limits(self._state_dir)
+        self._containers: Containers | None = None
         self._limits_memory = False
         """Device memory can be limited by cgroup here."""
 
@@ -155,6 +160,7 @@ class Agent:
             if memory is not None:
                 stack.callback(memory.close)
             self._limits_memory = memory is not None
+            self._find_engine()
             inventory = self._inventory_now(devices, mig)
             mps = Mps(
                 devices,
@@ -186,6 +192,7 @@ class Agent:
                 host=self._host,
                 processes_max=settings.run_processes_max,
                 open_files_max=settings.run_open_files_max,
+                containers=self._containers,
             )
             stack.push_async_callback(shell.close)
             tools = Tools(
@@ -239,6 +246,8 @@ class Agent:
             # What an earlier agent made for a run that doesn't live goes before anything new is made.
             live = {one.run_id for one in adopted.found if one.started is not None}
             self._host.recover(live)
+            if self._containers is not None:
+                await self._containers.recover(live)
             left = await mig.reconcile(live)
             await exclusive.reconcile(live)
             if memory is not None:
@@ -352,11 +361,23 @@ class Agent:
             labels=self._labels,
         )
         limits = " ".join((self._host.by, *self._host.can))
-        capabilities = {**found.capabilities, HOST_LIMITS: limits}
+        engine = None if self._containers is None else self._containers.engine
+        said = "none" if engine is None else f"{engine.name} {engine.version}"
+        capabilities = {**found.capabilities, HOST_LIMITS: limits, ENGINE: said}
+        if engine is not None:
+            found = msgspec.structs.replace(found, labels={**found.labels, READY: "yes"})
         if self._limits_memory:
             # Asked of a group that we made: our own may be the root, which has no limits.
             capabilities[MEMORY_LIMITS] = "ok"
         return msgspec.structs.replace(found, capabilities=capabilities)
+
+    def _find_engine(self) -> None:
+        """An engine that comes or goes later is found by the next agent: runs of this one depend on it."""
+        wanted = self._settings.container_engine
+        engine = probe_engine(wanted, path=SYSTEM_PATH, env=os.environ)
+        if engine is None and wanted not in {"auto", "none"}:
+            raise AgentRefused(f"container_engine: {wanted} doesn't answer here: start it, or leave the setting out")
+        self._containers = None if engine is None else Containers(engine, self._node, env=os.environ)
 
     async def _follow_inventory(
         self,

@@ -21,16 +21,25 @@ from apportion.contracts.causes import Mode, RunCause
 from apportion.contracts.events import Enforced, IsolationTestStarted, IsolationVerdict, RunPlaced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
 from apportion.node_agent import checkpoints, core, run_records
+from apportion.node_agent.containers import CONTAINER_VARIABLE, WORK, Box, ContainerRefused, Containers, start_line
 from apportion.node_agent.enforce.cgroup_memory import enter
 from apportion.node_agent.enforce.fault_domains import DomainFailed, Kill
 from apportion.node_agent.enforce.mps import Mps
-from apportion.node_agent.enforce.slices import EnforcementFailed, Slices
+from apportion.node_agent.enforce.slices import EnforcementFailed, SetUp, Slices
 from apportion.node_agent.enforce.watchdog import Escape, Offence, Watchdog
-from apportion.node_agent.environment import cpus_in, enforced_in, environment_of, slices_in
+from apportion.node_agent.environment import (
+    CPUS_VARIABLE,
+    SLICES_VARIABLE,
+    cpus_in,
+    enforced_in,
+    environment_of,
+    slices_in,
+)
 from apportion.node_agent.host_limits import CPUS, HostLimits, Limits, LimitsNotSet, Near, near_devices
 from apportion.node_agent.nvml import NvmlFailed
 from apportion.node_agent.processes import (
     LOG_BYTES_MAX,
+    RUN_ID_VARIABLE,
     Launch,
     Processes,
     RunEnded,
@@ -45,6 +54,8 @@ _RELEASE_PAUSE_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Between looks at a device that still shows a process of an ended run; the last one repeats."""
 _CHECKPOINT_PAUSE_S: Final = 0.05
 """Between looks for a run's word that it has checkpointed."""
+_CLIENT_S_MAX: Final = 10
+"""A client of a container that was killed ends within it."""
 _SHIM_LOST: Final = frozenset({run_records.LossReason.SHIM_GONE, run_records.LossReason.SHIM_UNRESPONSIVE})
 """What befell the run's guardian alone: the node is as it was."""
 
@@ -69,6 +80,7 @@ class Shell:
         host: HostLimits,
         processes_max: int = 0,
         open_files_max: int = 0,
+        containers: Containers | None = None,
     ) -> None:
         """``on_slices`` hears of the slices of all live runs, each time that they change."""
         self._processes = processes
@@ -92,6 +104,11 @@ class Shell:
         self._host = host
         self._processes_max = processes_max
         self._open_files_max = open_files_max or None
+        self._containers = containers
+        self._boxed: set[RunId] = set()
+        """Runs that have a container, or may have one."""
+        self._frozen: set[RunId] = set()
+        """Those of them that stand still."""
         self.feed: Callable[[core.Observation], None] = lambda _: None
         self.try_isolation: Callable[[IsolationTestStarted], Awaitable[tuple[IsolationVerdict, ...]]]
         """Set with ``feed``, before the first instruction: what it needs is made of this shell's own parts."""
@@ -171,6 +188,9 @@ class Shell:
         try:
             set_up = await self._slices.apply(run, order.slices)
             limits = self._host_limits_of(order)
+            if order.image:
+                process, enforced, cpus = await self._started_in_container(order, set_up, limits)
+                return self._running(order, process, enforced, cpus)
             groups, enforced = await self._apply_host_limits(run, limits, set_up.cgroup)
             cpus = limits.cpus if any(one.what == CPUS and one.applied for one in enforced) else ()
             enforced = (*set_up.enforced, *enforced)
@@ -198,6 +218,9 @@ class Shell:
                 process = await self._born_in(launch, Path(set_up.cgroup))
             else:
                 process = await self._processes.start(launch)
+        except ContainerRefused as err:
+            cause = RunCause.ENFORCEMENT_FAILED if err.is_unenforced else RunCause.START_FAILED
+            return self._start_failed(run, cause, str(err))
         except (EnforcementFailed, LimitsNotSet) as err:
             return self._start_failed(run, RunCause.ENFORCEMENT_FAILED, str(err))
         except StartFailed as err:
@@ -211,12 +234,81 @@ class Shell:
             )
         except (SpawnerUnavailable, NvmlFailed, OSError, ValueError) as err:
             return self._start_failed(run, RunCause.START_FAILED, f"{type(err).__name__}: {err}")
+        return self._running(order, process, enforced, cpus)
+
+    def _running(
+        self, order: RunPlaced, process: StartedProcess, enforced: tuple[Enforced, ...], cpus: tuple[int, ...]
+    ) -> core.ProcessStarted:
+        run = order.run_id
         self._processes_of[run] = process
         self._slices.started(run, order.slices, process.pid)
         self._on_slices(self._slices_of)
         return core.ProcessStarted(
             run_id=run, pid=process.pid, started_at=process.started_at_ns, enforced=enforced, cpus=cpus
         )
+
+    async def _started_in_container(
+        self, order: RunPlaced, set_up: SetUp, limits: Limits
+    ) -> tuple[StartedProcess, tuple[Enforced, ...], tuple[int, ...]]:
+        """Make the run's container, read it back, and have a shim start it; see ``_started`` for what it raises."""
+        run = order.run_id
+        if self._containers is None:
+            raise ContainerRefused(run, f"workload.image {order.image}: no container engine answers on this node")
+        if set_up.cgroup:
+            raise ContainerRefused(
+                run,
+                "device memory can't be limited by cgroup for a container, whose group its engine makes",
+                is_unenforced=True,
+            )
+        if limits.is_strict and not limits.cpus:
+            raise LimitsNotSet(run, "no usable CPU is next to its devices")
+        work = self._processes.work_path(run)
+        env = environment_of(
+            order,
+            inherited={},
+            path="",
+            slice_env=set_up.env,
+            enforced=set_up.enforced,
+            node_env=self._node_env,
+            cpus=limits.cpus,
+            checkpoint=checkpoints.variables(order.checkpoint, Path(WORK)),
+        )
+        if not order.env.get("PATH"):
+            del env["PATH"]  # The image's own.
+        env |= {RUN_ID_VARIABLE: run, "NVIDIA_VISIBLE_DEVICES": "void"}  # What it sees it has by CDI alone.
+        visible = set_up.env.get("CUDA_VISIBLE_DEVICES", "")
+        box = Box(
+            run_id=run,
+            image=order.image,
+            command=order.command,
+            env=env,
+            devices=tuple(filter(None, visible.split(","))),
+            limits=limits,
+            open_files_max=self._open_files_max or 0,
+            user=f"{os.getuid()}:{os.getgid()}",
+            work=work,
+            mps_pipe=set_up.env.get("CUDA_MPS_PIPE_DIRECTORY", ""),
+        )
+        self._boxed.add(run)
+        # Its directory first: asked twice, the run is started once, and the container has what it mounts.
+        launch = Launch(
+            run_id=run,
+            epoch=order.node_epoch,
+            argv=start_line(self._containers.engine, self._containers.name_of(run)),
+            env={
+                **self._containers.env,
+                **{name: env[name] for name in (SLICES_VARIABLE, CPUS_VARIABLE)},
+                CONTAINER_VARIABLE: self._containers.name_of(run),
+            },
+            log_bytes_max=self._log_bytes_max,
+        )
+        await self._processes.prepare(launch)
+        try:
+            enforced = (*set_up.enforced, *await self._containers.create(box))
+        except ContainerRefused:
+            await self._processes.withdraw(run)
+            raise
+        return await self._processes.release(run), enforced, limits.cpus
 
     def _host_limits_of(self, order: RunPlaced) -> Limits:
         """What the order asks of the host, in this machine's terms."""
@@ -260,7 +352,11 @@ class Shell:
                     enter(before, claim.pid)
 
     async def _still(self, run: RunId, *, is_still: bool) -> None:
-        count = await self._processes.still(run, is_still=is_still)
+        if self._containers is not None and run in self._boxed:
+            (self._frozen.add if is_still else self._frozen.discard)(run)
+            count = await self._containers.stand_still(run, is_still=is_still)
+        else:
+            count = await self._processes.still(run, is_still=is_still)
         if count is not None:
             self.feed(core.Stilled(run_id=run, is_still=is_still, processes=count, at=self._clock.now()))
 
@@ -323,6 +419,18 @@ class Shell:
                 if failed is not None:
                     self._tell_failed_domain(failed, but=run)
             grace_s = 0
+        if self._containers is not None and run in self._boxed:
+            # Its client is asked, and asks it; killed, the client would leave it behind.
+            if run in self._frozen:
+                await self._containers.stand_still(run, is_still=False)
+            if grace_s > 0:
+                self._processes.signal(run, signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._processes.ended(run), grace_s)
+                    return
+            self._stopping.add(run)
+            await self._containers.kill(run)
+            grace_s = _CLIENT_S_MAX
         self._stopping.add(run)
         await self._processes.stop(run, grace_s=grace_s)
 
@@ -353,6 +461,10 @@ class Shell:
         except (NvmlFailed, EnforcementFailed) as err:
             log.warning("release_failed", run_id=run, error=str(err))
             return False
+        if self._containers is not None and run in self._boxed and not await self._containers.remove(run):
+            return False
+        self._boxed.discard(run)
+        self._frozen.discard(run)
         await asyncio.get_running_loop().run_in_executor(None, self._host.release, run)
         self._processes_of.pop(run, None)
         self._slices_of.pop(run, None)
@@ -366,6 +478,9 @@ class Shell:
         if stray := self._slices_of.pop(run, ()):  # Of a run that nobody ordered, so nobody releases it either.
             with contextlib.suppress(NvmlFailed, EnforcementFailed):
                 await self._slices.release(run, stray)
+        if self._containers is not None and run in self._boxed:
+            await self._containers.remove(run)
+            self._boxed.discard(run)
         await self._processes.remove(run)
 
     # Seeing
@@ -412,6 +527,20 @@ class Shell:
             self._tell_failed_domain(failed, but=None)
 
     def _take_end(self, ended: RunEnded) -> None:
+        run = ended.run_id
+        if self._containers is not None and run in self._boxed and run not in self._stopping:
+            self._go(self._take_end_of_container(self._containers, ended))
+        else:
+            self._take_any_end(ended)
+
+    async def _take_end_of_container(self, containers: Containers, ended: RunEnded) -> None:
+        """Only its engine knows whether the kernel killed for want of memory."""
+        end = ended.end
+        if isinstance(end, run_records.Exited) and end.exit_code and await containers.ran_out_of_memory(ended.run_id):
+            ended = msgspec.structs.replace(ended, end=msgspec.structs.replace(end, oom_kills=1))
+        self._take_any_end(ended)
+
+    def _take_any_end(self, ended: RunEnded) -> None:
         run, end = ended.run_id, ended.end
         devices = self._mps_devices(run)
         is_bad = isinstance(end, run_records.Lost) or (
@@ -490,6 +619,8 @@ class Shell:
                 env = observed.intent.env
                 slices = slices_in(env)
                 self._slices_of[run] = slices
+                if env.get(CONTAINER_VARIABLE):
+                    self._boxed.add(run)
                 started = None
                 if isinstance(observed, run_records.Running):
                     process = StartedProcess(

@@ -670,6 +670,7 @@ class Round:
                     env=spec.env,
                     grace_s=spec.grace_s,
                     checkpoint=spec.checkpoint,
+                    image=spec.image,
                     candidates=tuple(
                         ev.Candidate(
                             node_id=each.room.node_id,
