@@ -13,12 +13,13 @@ from typing import Any, Final
 
 import structlog
 
-from tests.cluster import gaps, partition, shorter
+from tests.cluster import gaps, keys, partition, shorter
 
 SCENARIOS: Final[dict[str, Callable[[Path], Coroutine[Any, Any, dict[str, Any]]]]] = {
     "gaps": gaps.measure,
     "shorter": shorter.measure,
     "partition": partition.measure,
+    "keys": keys.measure,
 }
 
 

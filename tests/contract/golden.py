@@ -50,6 +50,9 @@ _TEXT = {
     "inputs": "s3://bucket/data",
     "min_driver": "550.54",
     "min_cuda": "12.4",
+    "role": "viewer",
+    "of": "jane",
+    "public": "U" + "A" * 55,
 }
 
 

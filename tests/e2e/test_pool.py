@@ -293,7 +293,7 @@ def test_a_pool_lets_in_whom_it_has_a_key_for(pool: Pool, tmp_path: Path) -> Non
     assert {"tenant-default", "operator", "agent-node-1", "placer"} <= listed
 
     # The same program as another tenant: its key may publish its own wishes alone, and hear its own replies.
-    other = pool.json("keys", "new", "tenant", "globex")["seed_file"]
+    other = pool.json("keys", "new", "tenant", "globex", "--reason", "a new customer")["seed_file"]
     refused = publish("order-2", other)
     assert refused.returncode != 0
     assert not refused.stdout
@@ -302,7 +302,12 @@ def test_a_pool_lets_in_whom_it_has_a_key_for(pool: Pool, tmp_path: Path) -> Non
     kept = tmp_path / "kept.nk"
     kept.touch(mode=0o600)
     kept.write_bytes(key.read_bytes())
-    assert pool.run("keys", "revoke", "tenant-default").returncode == 0
+    assert pool.run("keys", "revoke", "tenant-default", "--reason", "they left").returncode == 0
+    changes = "select name, after->>'$.change' as change, reason from v_changes where what = 'key'"
+    said = [(row["name"], row["change"], row["reason"]) for row in pool.sql(changes)]
+    assert ("operator", "Made", "the pool was started with it") in said
+    assert ("tenant-globex", "Made", "a new customer") in said
+    assert ("tenant-default", "Revoked", "they left") in said
     revoked = pool.run("submit", "-", "--bus-url", url, stdin=_request("late", "/bin/true"))
     assert revoked.returncode == 0, revoked.stderr  # the operator's key still submits for the tenant
     env = {**os.environ, "APPORTION_BUS_KEY_FILE": str(kept)}
@@ -323,5 +328,5 @@ def test_a_pool_lets_in_whom_it_has_a_key_for(pool: Pool, tmp_path: Path) -> Non
     )
     assert asked.returncode == 7, asked.stderr
     assert "permissions violation" in asked.stderr
-    assert pool.run("keys", "revoke", "operator").returncode == 2
+    assert pool.run("keys", "revoke", "operator", "--reason", "a try").returncode == 2
     assert "stopped in" in pool.down()

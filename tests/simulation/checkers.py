@@ -474,7 +474,7 @@ class Checker:
                 author = (
                     MONITOR
                     if entry.subject_type.startswith(
-                        ("Node", "ControlPlane", "RateCard", "Alert", "Fault", "Log", "LegalHold", "Payload")
+                        ("Node", "ControlPlane", "RateCard", "Alert", "Fault", "Log", "LegalHold", "Payload", "Key")
                     )
                     else ADMISSION
                 )

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from apportion.contracts.ids import PoolId
 from apportion.runtime.access import Principal, Role, may_publish, may_subscribe, rights
 from apportion.runtime.embedded import EmbeddedServer
-from apportion.runtime.keys import KeyInvalid, KeyRing, KeyUnsafe, PrincipalInvalid, options_of
+from apportion.runtime.keys import By, KeyInvalid, KeyRing, KeyUnsafe, PrincipalInvalid, options_of
 from apportion.runtime.stream import Bus, BusRefused
 
 POOL = PoolId("main")
@@ -29,6 +29,8 @@ PRINCIPALS = {
     "agent-n1": (Role.AGENT, "n1"),
     "agent-n2": (Role.AGENT, "n2"),
     "operator": (Role.OPERATOR, ""),
+    "admin": (Role.ADMIN, ""),
+    "viewer-jo": (Role.VIEWER, "jo"),
     "tenant-acme": (Role.TENANT, "acme"),
     "tenant-globex": (Role.TENANT, "globex"),
     "gateway": (Role.GATEWAY, ""),
@@ -36,21 +38,24 @@ PRINCIPALS = {
     "replayer": (Role.REPLAYER, ""),
 }
 SERVICES = "admission placer monitor"
-READERS = f"{SERVICES} operator auditor"
+READERS = f"{SERVICES} operator admin auditor"
 
 PUBLISH = {
     # Wishes: a tenant its own, and nobody another's or the operator's.
-    f"{P}.wish.acme.JobRequested": "admission operator gateway tenant-acme",
-    f"{P}.wish.globex.JobRequested": "admission operator gateway tenant-globex",
-    f"{P}.wish.acme.JobCancelRequested": "admission operator gateway tenant-acme",
-    f"{P}.wish.acme.JobHoldRequested": "admission operator tenant-acme",
-    f"{P}.wish._operator.JobCancelRequested": "admission operator",
-    f"{P}.wish._operator.QueueUpsertRequested": "admission operator",
-    f"{P}.wish._operator.NodeDrainRequested": "admission operator",
-    f"{P}.wish.acme.a.JobRequested": "admission operator",
-    f"{P}.ask.acme.JobRequested": "operator gateway tenant-acme",
-    f"{P}.ask.globex.JobRequested": "operator gateway tenant-globex",
-    f"{P}.ask._operator.JobRequested": "operator",
+    f"{P}.wish.acme.JobRequested": "admission operator admin gateway tenant-acme",
+    f"{P}.wish.globex.JobRequested": "admission operator admin gateway tenant-globex",
+    f"{P}.wish.acme.JobCancelRequested": "admission operator admin gateway tenant-acme",
+    f"{P}.wish.acme.JobHoldRequested": "admission operator admin tenant-acme",
+    f"{P}.wish._operator.JobCancelRequested": "admission operator admin",
+    f"{P}.wish._operator.QueueUpsertRequested": "admission operator admin",
+    f"{P}.wish._operator.NodeDrainRequested": "admission operator admin",
+    f"{P}.wish._operator.KeyChangeRequested": "admission admin",
+    f"{P}.ask._operator.KeyChangeRequested": "admin",
+    f"{P}.query.nodes": "operator admin auditor viewer-jo",
+    f"{P}.wish.acme.a.JobRequested": "admission operator admin",
+    f"{P}.ask.acme.JobRequested": "operator admin gateway tenant-acme",
+    f"{P}.ask.globex.JobRequested": "operator admin gateway tenant-globex",
+    f"{P}.ask._operator.JobRequested": "operator admin",
     # Facts: each author its own, and no operator any.
     f"{P}.fact.admission.job.acme.train": "admission",
     f"{P}.fact.placer.run.n1.acme.train.0.1": "placer",
@@ -67,29 +72,29 @@ PUBLISH = {
     f"{P}.sample.n2.heartbeat": "agent-n2",
     f"{P}.alive.placer": "placer",
     f"{P}.alive.monitor.a1b2": "monitor",
-    f"{P}.query.sql": "operator auditor",
-    f"{P}.query.schemas": "operator auditor tenant-acme tenant-globex",
-    f"{P}.read.acme.facts": "operator tenant-acme",
-    f"{P}.read.globex.facts": "operator tenant-globex",
-    f"{P}.dlq.admission.wishes.1": "admission operator",
-    f"{P}.dlq.monitor.wishes.1": "monitor operator",
+    f"{P}.query.sql": "operator admin auditor",
+    f"{P}.query.schemas": "operator admin auditor tenant-acme tenant-globex viewer-jo",
+    f"{P}.read.acme.facts": "operator admin tenant-acme",
+    f"{P}.read.globex.facts": "operator admin tenant-globex",
+    f"{P}.dlq.admission.wishes.1": "admission operator admin",
+    f"{P}.dlq.monitor.wishes.1": "monitor operator admin",
     # The streams themselves.
-    f"$JS.API.STREAM.INFO.{F}": f"{READERS} agent-n1 agent-n2 replayer",
-    f"$JS.API.STREAM.INFO.{W}": f"{READERS} agent-n1 agent-n2 replayer",
-    f"$JS.API.CONSUMER.CREATE.{F}": f"{READERS} agent-n1 agent-n2 replayer",
-    f"$JS.API.CONSUMER.CREATE.{W}": f"{READERS} replayer",
-    f"$JS.API.CONSUMER.CREATE.{W}.mine.{P}.wish.globex.JobRequested": f"{READERS} replayer",
-    f"$JS.API.DIRECT.GET.{W}": f"{READERS} replayer",
-    f"$JS.API.STREAM.MSG.GET.{F}": f"{READERS} agent-n1 agent-n2 replayer",
-    f"$JS.API.STREAM.CREATE.{F}": f"{SERVICES} operator",
-    "$JS.API.STREAM.CREATE.OTHER": "operator",
-    f"$JS.API.STREAM.UPDATE.{F}": "operator",
-    f"$JS.API.STREAM.DELETE.{F}": "operator",
-    f"$JS.API.STREAM.PURGE.{W}": "operator",
-    f"$JS.API.STREAM.MSG.DELETE.{F}": "operator",
-    f"$JS.API.CONSUMER.LIST.{F}": "operator",
+    f"$JS.API.STREAM.INFO.{F}": f"{READERS} agent-n1 agent-n2 replayer viewer-jo",
+    f"$JS.API.STREAM.INFO.{W}": f"{READERS} agent-n1 agent-n2 replayer viewer-jo",
+    f"$JS.API.CONSUMER.CREATE.{F}": f"{READERS} agent-n1 agent-n2 replayer viewer-jo",
+    f"$JS.API.CONSUMER.CREATE.{W}": f"{READERS} replayer viewer-jo",
+    f"$JS.API.CONSUMER.CREATE.{W}.mine.{P}.wish.globex.JobRequested": f"{READERS} replayer viewer-jo",
+    f"$JS.API.DIRECT.GET.{W}": f"{READERS} replayer viewer-jo",
+    f"$JS.API.STREAM.MSG.GET.{F}": f"{READERS} agent-n1 agent-n2 replayer viewer-jo",
+    f"$JS.API.STREAM.CREATE.{F}": f"{SERVICES} operator admin",
+    "$JS.API.STREAM.CREATE.OTHER": "operator admin",
+    f"$JS.API.STREAM.UPDATE.{F}": "operator admin",
+    f"$JS.API.STREAM.DELETE.{F}": "operator admin",
+    f"$JS.API.STREAM.PURGE.{W}": "operator admin",
+    f"$JS.API.STREAM.MSG.DELETE.{F}": "operator admin",
+    f"$JS.API.CONSUMER.LIST.{F}": "operator admin",
     f"$JS.API.CONSUMER.MSG.NEXT.{D}.any": READERS,
-    "$JS.API.INFO": "operator",
+    "$JS.API.INFO": "operator admin",
     # Replies to others, the server's own subjects, another pool.
     "_INBOX_somebody.1": "",
     "$SYS.REQ.SERVER.PING": "",
@@ -101,18 +106,18 @@ SUBSCRIBE = {
     "_INBOX.>": "",
     "_INBOX_somebody.>": "",
     "$JS.API.>": "",
-    f"{P}.>": "operator auditor",
-    f"{P}.wish.>": "operator auditor",
-    f"{P}.wish.globex.*": "operator auditor",
-    f"{P}.fact.>": "operator auditor",
-    f"{P}.fact.*.job.acme.*": "operator auditor",
-    f"{P}.ask.>": "admission operator auditor",
-    f"{P}.query.>": "placer monitor operator auditor",
-    f"{P}.read.>": "monitor operator auditor",
-    f"{P}.sample.>": "monitor operator auditor",
-    f"{P}.lease.>": "operator auditor",
-    f"{P}.alive.placer.*": "placer monitor operator auditor",
-    f"{P}.alive.>": "monitor operator auditor",
+    f"{P}.>": "operator admin auditor",
+    f"{P}.wish.>": "operator admin auditor viewer-jo",
+    f"{P}.wish.globex.*": "operator admin auditor viewer-jo",
+    f"{P}.fact.>": "operator admin auditor viewer-jo",
+    f"{P}.fact.*.job.acme.*": "operator admin auditor viewer-jo",
+    f"{P}.ask.>": "admission operator admin auditor",
+    f"{P}.query.>": "placer monitor operator admin auditor",
+    f"{P}.read.>": "monitor operator admin auditor",
+    f"{P}.sample.>": "monitor operator admin auditor viewer-jo",
+    f"{P}.lease.>": "operator admin auditor viewer-jo",
+    f"{P}.alive.placer.*": "placer monitor operator admin auditor viewer-jo",
+    f"{P}.alive.>": "monitor operator admin auditor viewer-jo",
 }
 REVOKED = ("anonymous", "stranger", "revoked")
 
@@ -282,7 +287,13 @@ def test_seeds_are_private_and_a_list_never_holds_one(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path, POOL)
     ring.ensure([(Role.OPERATOR, ""), (Role.AGENT, "n1")])
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    assert [path.name for path in files] == ["access.conf", "agent-n1.nk", "operator.nk", "principals.json"]
+    assert [path.name for path in files] == [
+        "access.conf",
+        "agent-n1.nk",
+        "operator.nk",
+        "principals.json",
+        "unsaid.json",
+    ]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert ring.folder.stat().st_mode & 0o777 == 0o700
     seeds = [path.read_text().strip() for path in files if path.suffix == ".nk"]
@@ -301,6 +312,30 @@ def test_ensuring_again_changes_no_key(tmp_path: Path) -> None:
     ring.seed_path("tenant-acme").unlink()
     ring.ensure([(Role.TENANT, "acme")])  # a seed that is lost is replaced, and the lost one is let in no more
     assert [one.principal.name for one in ring.held()] == ["operator", "tenant-acme"]
+
+
+def test_each_change_of_keys_is_said_once_with_who_and_why(tmp_path: Path) -> None:
+    """Also one that was made while no bus ran: it stays noted until it was said."""
+    ring = KeyRing(tmp_path, POOL)
+    ring.ensure([(Role.OPERATOR, "")], by=By(actor="service:supervisor", reason="started"))
+    ring.new(Role.VIEWER, "jo", by=By(actor="user:ann", reason="she joined"))
+    ring.rotate("viewer-jo", by=By(actor="user:ann", reason="each quarter"))
+    ring.retire("viewer-jo", by=By(actor="user:ann", reason="each quarter"))
+    ring.revoke("viewer-jo", by=By(actor="user:bob", reason="she left"))
+    ring.ensure([(Role.OPERATOR, "")])  # changes nothing, and has nothing to say
+    assert [(one.change.value, one.role, one.of, one.actor, one.reason) for one in ring.unsaid()] == [
+        ("Made", "operator", "", "service:supervisor", "started"),
+        ("Made", "viewer", "jo", "user:ann", "she joined"),
+        ("Rotated", "viewer", "jo", "user:ann", "each quarter"),
+        ("Retired", "viewer", "jo", "user:ann", "each quarter"),
+        ("Revoked", "viewer", "jo", "user:bob", "she left"),
+    ]
+    first, *others = ring.unsaid()
+    message = first.message(POOL)
+    assert message.headers["ce-actor"] == "service:supervisor"
+    assert may_publish(rights(POOL, Principal(role=Role.ADMIN, public="UX")), message.subject)
+    ring.said({first.id})
+    assert ring.unsaid() == others
 
 
 def test_a_seed_that_others_may_read_is_not_used(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def answered_wishes(entries: list[Entry]) -> Counter[int]:
 
 def is_admissions(entry: Entry) -> bool:
     return entry.stream is Stream.WISHES and not entry.subject_type.startswith(
-        ("Node", "ControlPlane", "RateCard", "Alert", "Fault", "Log", "LegalHold", "Payload")
+        ("Node", "ControlPlane", "RateCard", "Alert", "Fault", "Log", "LegalHold", "Payload", "Key")
     )
 
 

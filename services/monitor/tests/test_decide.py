@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, NodeRule, Pricing, Refusal, RowOf, RunCause, Thaw, Verdict
+from apportion.contracts.causes import KeyChange, Mode, NodeRule, Pricing, Refusal, RowOf, RunCause, Thaw, Verdict
 from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import MONITOR, OPERATOR, DeviceUuid, JobId, NodeId, RunId
@@ -850,3 +850,33 @@ def test_what_a_live_job_said_is_not_erased_and_a_hold_names_what_it_is_of() -> 
         ("tenant", Refusal.FIELD_CONFLICT), ("since", Refusal.FIELD_INVALID), ("until", Refusal.FIELD_CONFLICT),
         ("", Refusal.NOT_PERMITTED),
     ]  # fmt: skip
+
+
+def test_what_changes_about_who_is_let_in_is_a_fact_with_actor_and_reason() -> None:
+    """Auditors ask who was given which role, by whom and why, and when it ended."""
+    pool = Pool()
+    public = "U" + "A" * 55
+    made = ev.KeyChangeRequested(
+        change=KeyChange.MADE, role="viewer", of="jane", public=public, reason="she joined the team"
+    )
+    pool.wish(made, actor="user:ann")
+    pool.wish(msgspec.structs.replace(made, change=KeyChange.REVOKED, reason="she left"), actor="user:bob")
+    pool.wish(msgspec.structs.replace(made, dry_run=True))
+    pool.wish(made, tenant=ACME)
+    given, taken, judged, refused = pool.decided()
+    assert given == ev.KeyChanged(
+        change=KeyChange.MADE,
+        role="viewer",
+        of="jane",
+        public=public,
+        actor="user:ann",
+        reason="she joined the team",
+        answers=1,
+        caused_by="wish-1",
+    )
+    assert isinstance(taken, ev.KeyChanged)
+    assert (taken.change, taken.actor, taken.reason) == (KeyChange.REVOKED, "user:bob", "she left")
+    assert isinstance(judged, ev.NodeWishJudged)
+    assert judged.would == ("It is recorded that a key of viewer-jane is made.",)
+    assert isinstance(refused, ev.NodeWishRejected)
+    assert refused.code is Refusal.NOT_PERMITTED

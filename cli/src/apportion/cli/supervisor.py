@@ -32,6 +32,7 @@ from apportion.cli import leftovers
 from apportion.cli.declared import Outcome, declare_on
 from apportion.cli.exits import Exit
 from apportion.cli.injector import Injector
+from apportion.cli.key_changes import say_changes
 from apportion.cli.leftovers import Kind
 from apportion.cli.places import PoolNote, note_path, start_ticks, write_note
 from apportion.contracts.events import PolicyUpsertRequested, QueueUpsertRequested
@@ -39,7 +40,7 @@ from apportion.contracts.ids import PoolId
 from apportion.runtime.access import Role
 from apportion.runtime.cluster import Cluster, check_single
 from apportion.runtime.embedded import EmbeddedServer
-from apportion.runtime.keys import KeyRing
+from apportion.runtime.keys import By, KeyRing
 from apportion.runtime.stream import Bus
 
 AUTHORS: Final = ("monitor", "admission", "placer")
@@ -280,7 +281,9 @@ class Supervisor:
         for folder in (self.data_dir, self.data_dir / "logs"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not self.plan.is_open:
-            self.keys.ensure(principals(self.plan))
+            self.keys.ensure(
+                principals(self.plan), by=By(actor="service:supervisor", reason="the pool was started with it")
+            )
         if self.plan.cluster == 1:
             check_single(self.data_dir)
         await self.server.start()
@@ -295,6 +298,8 @@ class Supervisor:
             for service in self.services.values():
                 service.on_disagreement = functools.partial(self._stop_deciding, service)
             await self._start_services()
+            if not self.plan.is_open:
+                await say_changes(bus, self.keys)
             await self.wait_ready()
             self.declared = await declare_on(bus, (*self.plan.queues, *self.plan.policies))
         finally:
@@ -430,7 +435,7 @@ class Supervisor:
 
     async def _connect(self) -> Bus:
         return await Bus.connect(
-            self.server.url, pool=PoolId(self.plan.pool), name="supervisor", key=self.key_of(str(Role.OPERATOR))
+            self.server.url, pool=PoolId(self.plan.pool), name="supervisor", key=self.key_of(str(Role.ADMIN))
         )
 
     def key_of(self, principal: str) -> Path | None:
@@ -505,6 +510,7 @@ def principals(plan: PoolPlan) -> list[tuple[Role, str]]:
         (Role.ADMISSION, ""),
         (Role.PLACER, ""),
         (Role.MONITOR, ""),
+        (Role.ADMIN, ""),
         (Role.OPERATOR, ""),
         (Role.GATEWAY, ""),
         *((Role.AGENT, node.name) for node in plan.nodes),

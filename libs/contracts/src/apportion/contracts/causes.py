@@ -193,6 +193,20 @@ class FaultEnd(StrEnum):
 
 
 @unique
+class KeyChange(StrEnum):
+    """What became of a key."""
+
+    MADE = "Made"
+    """It is let in from here on: somebody has a role now."""
+    ROTATED = "Rotated"
+    """A newer one of the same principal is let in beside the older ones."""
+    RETIRED = "Retired"
+    """It is let in no more; a newer one of the same principal is."""
+    REVOKED = "Revoked"
+    """It is let in no more, and its principal has none: somebody's role has ended."""
+
+
+@unique
 class Thaw(StrEnum):
     """Why a frozen control plane goes on."""
 

@@ -19,6 +19,7 @@ from apportion.contracts.causes import (
     FaultKind,
     IsolationFinding,
     IsolationTest,
+    KeyChange,
     Mode,
     NodeRule,
     Pending,
@@ -726,6 +727,25 @@ class PayloadEraseRequested(Wish, frozen=True, kw_only=True, tag="PayloadEraseRe
     job_id: JobName
     """Of the row, with its tenant: ``acme/train-7``; a job that has ended."""
     recorded_at: Instant
+    reason: Reason
+    dry_run: bool = False
+
+
+class KeyChangeRequested(Wish, frozen=True, kw_only=True, tag="KeyChangeRequested.v1"):
+    """Whoever keeps the pool's keys says that who is let in has changed. Answered by KeyChanged or NodeWishRejected.
+
+    The bus reads keys from a file, and lets in whom that names: what is said here has been done, or will be with the
+    bus's next start. Only an admin's key may say it.
+    """
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    change: KeyChange
+    role: Name
+    """Such as ``viewer``, ``operator``, ``auditor``, ``admin``, ``tenant``, ``agent``."""
+    of: Annotated[str, Meta(max_length=63, pattern=r"^([a-z0-9]([a-z0-9_-]*[a-z0-9])?)?$(?!\n)")] = ""
+    """Whose: the tenant, the node, the person; empty where there is one of the role."""
+    public: Annotated[str, Meta(pattern=r"^U[A-Z2-7]{55}$(?!\n)")]
+    """The public key."""
     reason: Reason
     dry_run: bool = False
 
@@ -1921,6 +1941,19 @@ class PayloadEraseOrdered(Fact, frozen=True, kw_only=True, tag="PayloadEraseOrde
     answers: int
 
 
+class KeyChanged(Fact, frozen=True, kw_only=True, tag="KeyChanged.v1"):
+    """Who is let in on the bus has changed: a role was given, kept by a new key, or taken. Written by monitor."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    change: KeyChange
+    role: str
+    of: str = ""
+    public: str
+    actor: str
+    reason: str
+    answers: int
+
+
 class FaultInjected(Fact, frozen=True, kw_only=True, tag="FaultInjected.v1"):
     """This is broken on purpose until then. Written by monitor; the supervisor of the machine does it."""
 
@@ -2035,6 +2068,7 @@ MonitorWish = (
     | LegalHoldRequested
     | LegalHoldReleaseRequested
     | PayloadEraseRequested
+    | KeyChangeRequested
 )
 AnyWish = JobWish | MonitorWish
 
@@ -2103,6 +2137,7 @@ MonitorFact = (
     | LegalHoldPlaced
     | LegalHoldReleased
     | PayloadEraseOrdered
+    | KeyChanged
 )
 AnyFact = LeaseClaimed | JobFact | PlacerFact | AgentFact | MonitorFact
 

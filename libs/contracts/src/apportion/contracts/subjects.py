@@ -228,6 +228,8 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             return f"{prefix}.audit"
         case ev.LogSealOrdered() | ev.LegalHoldPlaced() | ev.LegalHoldReleased() | ev.PayloadEraseOrdered():
             return f"{prefix}.log"
+        case ev.KeyChanged():
+            return f"{prefix}.keys"
         case (
             ev.ControlPlaneFrozen()
             | ev.ControlPlaneThawed()

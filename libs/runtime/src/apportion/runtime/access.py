@@ -28,8 +28,12 @@ class Role(StrEnum):
     MONITOR = "monitor"
     AGENT = "agent"
     """One node's agent: its facts, its samples, its lease."""
+    ADMIN = "admin"
+    """What an operator may, and to say who is let in."""
     OPERATOR = "operator"
-    """Runs the pool: any wish, any question, the streams themselves; no fact."""
+    """Runs the pool: any wish but of keys, any question, the streams themselves; no fact."""
+    VIEWER = "viewer"
+    """Sees what happens: questions of ours, not in SQL; the streams of wishes and facts; wishes nothing."""
     TENANT = "tenant"
     """Its own wishes and their answers; nothing of anybody else's."""
     GATEWAY = "gateway"
@@ -144,7 +148,7 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                 subscribe=(*inbox, f"{prefix}.node.{node}.>"),
                 may_respond=True,
             )
-        case Role.OPERATOR:
+        case Role.OPERATOR | Role.ADMIN:
             return Rights(
                 publish=(
                     subjects.all_wishes(pool),
@@ -156,6 +160,7 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     "$JS.API.>",
                     "$JS.FC.>",
                 ),
+                never_publish=() if principal.role is Role.ADMIN else _of_keys(pool),
                 subscribe=(*inbox, f"{prefix}.>"),
             )
         case Role.TENANT:
@@ -181,6 +186,12 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                 never_publish=(f"{prefix}.wish.{OPERATOR}.>", f"{prefix}.ask.{OPERATOR}.>"),
                 subscribe=inbox,
             )
+        case Role.VIEWER:
+            return Rights(
+                publish=(f"{prefix}.query.>", *_reading(wishes, facts)),
+                never_publish=(subjects.query(pool, "sql"),),
+                subscribe=(*inbox, *(f"{prefix}.{what}.>" for what in ("wish", "fact", "sample", "lease", "alive"))),
+            )
         case Role.AUDITOR:
             return Rights(
                 publish=(f"{prefix}.query.>", *_reading(wishes, facts, letters)),
@@ -188,6 +199,14 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
             )
         case Role.REPLAYER:
             return Rights(publish=_reading(wishes, facts), subscribe=inbox)
+
+
+def _of_keys(pool: PoolId) -> tuple[str, ...]:
+    """What says that who is let in has changed."""
+    return (
+        subjects.wish(pool, OPERATOR, ev.KeyChangeRequested),
+        subjects.ask(pool, OPERATOR, ev.KeyChangeRequested),
+    )
 
 
 def _as_author(pool: PoolId, author: Author) -> tuple[str, ...]:

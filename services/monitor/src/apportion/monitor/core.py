@@ -301,6 +301,7 @@ def evolve(state: State, entry: Entry) -> State:
             | ev.LegalHoldPlaced()
             | ev.LegalHoldReleased()
             | ev.PayloadEraseOrdered()
+            | ev.KeyChanged()
         ):
             _note_answer(state, event.answers)
         case ev.AuditQueryRun():

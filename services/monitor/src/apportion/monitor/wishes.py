@@ -138,6 +138,17 @@ def _answer(asked: AskedWish, situation: Situation, now: int) -> ev.Fact:
         return _hold_released(asked, event, situation.holds)
     if isinstance(event, ev.PayloadEraseRequested):
         return _erased(asked, event, situation)
+    if isinstance(event, ev.KeyChangeRequested):
+        return ev.KeyChanged(
+            change=event.change,
+            role=event.role,
+            of=event.of,
+            public=event.public,
+            actor=asked.actor or asked.tenant,
+            reason=event.reason,
+            answers=asked.seq,
+            caused_by=asked.event_id,
+        )
     if isinstance(event, ev.IsolationTestRequested):
         return _isolation_test(asked, event, situation.pool)
     if isinstance(event, ev.FaultInjectionRequested):
@@ -538,6 +549,9 @@ def _judgement(situation: Situation, asked: AskedWish, answer: ev.Fact) -> ev.No
         case ev.PayloadEraseOrdered():
             said = f"The payload of {answer.stream} {answer.stream_seq} is gone from the log, and its digest stays."
             return replace(judged, would=(said, "Nobody can bring it back."))
+        case ev.KeyChanged():
+            who = f"{answer.role}-{answer.of}" if answer.of else answer.role
+            return replace(judged, would=(f"It is recorded that a key of {who} is {answer.change.value.lower()}.",))
         case ev.AlertAcknowledged() | ev.AlertSilenced():
             what = "Nobody is told of it" if isinstance(answer, ev.AlertSilenced) else "It counts as seen"
             return replace(judged, would=(f"{what} until {answer.until_at} (ns since the Unix epoch).",))
