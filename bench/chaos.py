@@ -30,6 +30,15 @@ WEIGHTS = {
     FaultKind.DEVICE_XID: 2,
     FaultKind.DEVICE_LOST: 1,
     FaultKind.DEVICE_ECC: 1,
+    FaultKind.NODE_PARTITION: 3,
+    FaultKind.DEVICE_MPS_WEDGE: 1,
+    FaultKind.DEVICE_MEMORY_HOG: 1,
+    FaultKind.DEVICE_COMPUTE_HOG: 1,
+    FaultKind.DISK_SLOW: 1,
+    FaultKind.MESSAGE_DELAY: 2,
+    FaultKind.MESSAGE_DUPLICATE: 2,
+    FaultKind.MESSAGE_DROP: 3,
+    FaultKind.CLOCK_JUMP: 2,
     FaultKind.BUS_RESTART: 2,
     FaultKind.BUS_PAUSE: 1,
     FaultKind.BUS_SLOW: 1,
@@ -73,6 +82,8 @@ def scenario_of(seed: int, rounds: int) -> Scenario:
             "service": service,
             "node": node,
             "device": f"{node}/{draw.randrange(DEVICES)}",
+            "message": draw.choice((service, node)),
+            "clock": draw.choice((service, node)),
         }.get(kind.value.partition("-")[0], "")
         xid = draw.choice(XIDS) if kind is FaultKind.DEVICE_XID else None
         fault = FaultStep(kind=kind, target=target, for_s=draw.randrange(2, 9), seed=draw.randrange(1 << 30), xid=xid)

@@ -1,5 +1,6 @@
 """What the supervisor writes on command lines is what the services read; what it ends is its own alone."""
 
+import errno
 import importlib
 import os
 import subprocess
@@ -220,8 +221,16 @@ async def test_a_service_that_dies_is_started_again(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         await asyncio.sleep(3 * supervisor.BACKOFF_S_MIN)
         assert service.pid is None
-        service.start(changed.set)
-        assert await next_pid() not in {first, second}
+
+        def cannot() -> None:
+            changed.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        service.start(cannot)
+        third = await next_pid()
+        assert third not in {first, second}
+        os.kill(third, signal.SIGKILL)
+        assert await next_pid() != third, "what others couldn't write down keeps no service from running"
     finally:
         await service.stop(1.0)
     assert service.pid is None

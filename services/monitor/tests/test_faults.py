@@ -109,6 +109,9 @@ def test_real_devices_are_kept_away_from_unless_that_is_allowed(kind: FaultKind,
         (FaultKind.DEVICE_HEAT, "node-1/2", None),
         (FaultKind.DEVICE_XID, "node-1/0", None),
         (FaultKind.BUS_RESTART, "node-1", None),
+        (FaultKind.DISK_FULL, "node-1", None),
+        (FaultKind.MESSAGE_DROP, "placer-standby", None),
+        (FaultKind.CLOCK_JUMP, "node-9", None),
     ],
 )
 def test_a_target_that_is_none_is_refused_with_what_there_is(kind: FaultKind, target: str, xid: int | None) -> None:
@@ -121,7 +124,14 @@ def test_a_target_that_is_none_is_refused_with_what_there_is(kind: FaultKind, ta
 @pytest.mark.parametrize("kind", FaultKind)
 def test_every_kind_can_be_asked_for(kind: FaultKind) -> None:
     """And a dry run says what would follow."""
-    target = {"service": "placer", "node": "node-1", "device": "node-1/1"}.get(kind.partition("-")[0], "")
+    prefix = kind.partition("-")[0]
+    target = {
+        "service": "placer",
+        "node": "node-1",
+        "device": "node-1/1",
+        "message": "admission",
+        "clock": "node-1",
+    }.get(prefix, "")
     wish = ev.FaultInjectionRequested(kind=kind, target=target, xid=48, reason="r", dry_run=True)
     monitor = Monitor()
     judged = monitor.wish(wish)

@@ -53,7 +53,16 @@ def kinds(*, output: str) -> None:
     print_rows(rows, kind="fault_kinds", output=output, columns=("kind", "target"), name="kind")
 
 
-_TARGETS = {"service": "a service", "node": "a node", "device": "<node>/<index>", "bus": "", "placer": ""}
+_TARGETS = {
+    "service": "a service",
+    "node": "a node",
+    "device": "<node>/<index>",
+    "bus": "",
+    "placer": "",
+    "disk": "",
+    "message": "a service or a node",
+    "clock": "a service or a node",
+}
 
 
 @fault.command(name="ls")

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from apportion.cli import relay
 from apportion.cli.places import start_ticks
 
 
@@ -22,6 +23,8 @@ def mend(how: dict[str, Any]) -> None:
             if start_ticks(pid) == ticks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
+        case {"cut": path, "name": name}:
+            relay.heal(Path(path), name)
         case {"socket": path, "index": index, "cool": _}:
             with _faults(path) as faults, contextlib.suppress(Exception):
                 faults.heat(index, 0)

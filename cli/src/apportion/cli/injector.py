@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from apportion.cli import fault_guard
+from apportion.cli import fault_guard, hogs, relay
+from apportion.cli.hogs import CannotBreak
 from apportion.cli.places import start_ticks
 from apportion.contracts import events as ev
 from apportion.contracts import subjects
@@ -41,10 +42,6 @@ STALE_S: Final = 4.0
 """Longer than a standby waits."""
 
 log = structlog.get_logger(__name__)
-
-
-class CannotBreak(Exception):
-    """There is no such thing on this machine, or it is broken already."""
 
 
 class Guard:
@@ -95,6 +92,13 @@ class Guard:
         self._process.stdin.flush()
 
 
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel it until it has ended: before Python 3.12 ``wait_for`` drops a cancellation that comes with its result."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
+
+
 class Injector:
     """One pool's faults on this machine; ``run`` until cancelled."""
 
@@ -102,6 +106,7 @@ class Injector:
         self._supervisor = supervisor
         self._guard = Guard()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._bus: Bus | None = None
         self.done = 0
         """Faults that were begun."""
@@ -122,7 +127,9 @@ class Injector:
                     if isinstance(event, ev.FaultInjected):
                         self._begin(event)
                     elif isinstance(event, ev.FaultCleared) and (task := self._running.pop(event.fault_id, None)):
-                        task.cancel()
+                        ending = asyncio.create_task(_end(task))
+                        self._ending.add(ending)
+                        ending.add_done_callback(self._ending.discard)
         finally:
             await self.close()
 
@@ -130,9 +137,7 @@ class Injector:
         """Mend everything."""
         tasks = list(self._running.values())
         self._running.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*map(_end, tasks), *self._ending)
         await asyncio.to_thread(self._guard.close)
 
     def _begin(self, fault: ev.FaultInjected) -> None:
@@ -186,14 +191,22 @@ class Injector:
                     lambda: self._pid(self._agent(fault.target)),
                     lambda: (draw.uniform(0.5, 8.0), draw.uniform(0.2, 3.0)),
                 )
+            case FaultKind.NODE_PARTITION:
+                await self._cut_off(fault)
             case FaultKind.DEVICE_XID | FaultKind.DEVICE_LOST | FaultKind.DEVICE_ECC | FaultKind.DEVICE_HEAT:
                 await self._ail(fault)
+            case FaultKind.DEVICE_MPS_WEDGE | FaultKind.DEVICE_MEMORY_HOG | FaultKind.DEVICE_COMPUTE_HOG:
+                await hogs.on_device(fault, self._supervisor.data_dir)
+            case FaultKind.DISK_SLOW | FaultKind.DISK_FULL:
+                await hogs.on_disk(fault, self._supervisor.data_dir)
             case FaultKind.BUS_RESTART:
                 os.kill(self._bus_pid(), signal.SIGKILL)
             case FaultKind.BUS_PAUSE:
                 await self._stand_still(fault, self._bus_pid())
             case FaultKind.BUS_SLOW:
                 await self._blink(fault, self._bus_pid, lambda: SLOW_S)
+            case FaultKind.MESSAGE_DELAY | FaultKind.MESSAGE_DUPLICATE | FaultKind.MESSAGE_DROP | FaultKind.CLOCK_JUMP:
+                pass  # whoever it is done to does it, and hears of it by the same fact
 
     async def _stand_still(self, fault: ev.FaultInjected, pid: int, *, for_s: float | None = None) -> None:
         ticks = start_ticks(pid)
@@ -221,6 +234,14 @@ class Injector:
             await asyncio.Event().wait()
         finally:
             self._supervisor.return_node(node)
+
+    async def _cut_off(self, fault: ev.FaultInjected) -> None:
+        path = relay.cuts_path(self._supervisor.data_dir)
+        if not relay.is_between(self._supervisor.data_dir, fault.target):
+            raise CannotBreak(f"no way of {fault.target} to the bus goes through this machine's relay")
+        with self._guard.holding(fault.fault_id, {"cut": str(path), "name": fault.fault_id}):
+            relay.cut(path, fault.fault_id, fault.target, for_s=fault.for_s)
+            await asyncio.sleep(fault.for_s)
 
     async def _ail(self, fault: ev.FaultInjected) -> None:
         from apportion.node_agent.simgpu.faults import Faults

@@ -16,7 +16,13 @@ from enum import StrEnum, unique
 from pathlib import Path
 from typing import Final
 
-_SERVICES: Final = ("apportion.admission", "apportion.placer", "apportion.monitor", "apportion.node_agent")
+_SERVICES: Final = (
+    "apportion.admission",
+    "apportion.placer",
+    "apportion.monitor",
+    "apportion.node_agent",
+    "apportion.cli.relay",
+)
 _SIMULATOR: Final = "apportion.node_agent.simgpu"
 _SPAWNER: Final = "/apportion/node_agent/spawner.py"
 _MPS_TOOL: Final = "/apportion/node_agent/simgpu/mps_tool.py"

@@ -91,7 +91,7 @@ def up(
         policies=policies_from_file(named),
         standby=standby,
         cluster=int(cluster),
-        faults=faults,
+        faults=faults or settings.faults,
         config_file=named if named is None or named.name != CONFIG_FILE or config_file else None,
     )
     quiet_logs()

@@ -28,7 +28,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from apportion.cli import leftovers
+from apportion.cli import leftovers, relay
 from apportion.cli.declared import Outcome, declare_on
 from apportion.cli.exits import Exit
 from apportion.cli.injector import Injector
@@ -218,7 +218,11 @@ class Service:
                 log.warning("service_not_started", service=self.name, error=str(err))
                 await asyncio.sleep(BACKOFF_S_MAX)
                 continue
-            self._changed()
+            try:
+                self._changed()
+            except OSError as err:
+                # A full disk keeps nobody's processes from running; the next change is noted anew.
+                log.warning("service_not_noted", service=self.name, error=str(err))
             code = await process.wait()
             if not self._wanted.is_set():
                 continue
@@ -268,6 +272,8 @@ class Supervisor:
         """Why nothing is decided any more; empty while the pool works."""
         self.started_at = time.time_ns()
         self._watch: asyncio.Task[None] | None = None
+        self._relay: Service | None = None
+        """What agents reach the bus through, where nodes may be cut off from it."""
         self._breaking: asyncio.Task[None] | None = None
         self._owns_directory = False
 
@@ -294,6 +300,8 @@ class Supervisor:
         bus = await self._connect()
         try:
             await bus.provision(replicas=self.server.replicas)
+            if self.plan.faults:
+                await self._start_relay()
             self.services = {service.name: service for service in self._services()}
             for service in self.services.values():
                 service.on_disagreement = functools.partial(self._stop_deciding, service)
@@ -340,6 +348,9 @@ class Supervisor:
             await asyncio.gather(self._breaking, return_exceptions=True)
             self._breaking = None
         await self.stop_services()
+        if self._relay is not None:
+            await self._relay.stop(DRAIN_S_MAX)
+            self._relay = None
         await asyncio.to_thread(leftovers.end_all, self.data_dir, _OF_THE_POOL)
         await asyncio.to_thread(_remove_groups, self.data_dir)
         await self.server.stop()
@@ -351,6 +362,22 @@ class Supervisor:
         note_path(self.data_dir).unlink(missing_ok=True)
         self._owns_directory = False
         return True
+
+    async def _start_relay(self) -> None:
+        """Raises PoolNotReady where it doesn't say in time where agents find it."""
+        began = time.monotonic()
+        self._relay = Service(
+            "relay",
+            relay.command_line(self.data_dir, self.server.url, [node.name for node in self.plan.nodes]),
+            env=service_environment(self.plan, self.server.url),
+            data_dir=self.data_dir,
+        )
+        self._relay.start(self._note)
+        while relay.ways(self.data_dir, pid=self._relay.pid) is None:
+            if time.monotonic() - began > READY_S_MAX:
+                tails = "\n".join(f"relay: {line}" for line in tail(self._relay.log_path, 4))
+                raise PoolNotReady(missing=["relay"], waited_s=READY_S_MAX, log_dir=self.data_dir / "logs", tails=tails)
+            await asyncio.sleep(_POLL_S)
 
     async def restart_services(self) -> None:
         """Start again what ``stop_services`` ended. Raises PoolNotReady."""
@@ -444,7 +471,10 @@ class Supervisor:
 
     def _environment_of(self, service: str) -> dict[str, str]:
         """What a service inherits: what all do, and the key of its own principal alone."""
-        env = service_environment(self.plan, self.server.url)
+        url = self.server.url
+        if self._relay is not None and service.startswith(_OF_A_NODE):
+            url = (relay.ways(self.data_dir) or {}).get(service.removeprefix(agent_name("")), url)
+        env = service_environment(self.plan, url)
         # Two of an author are one principal: which of them may write is the lease's to say.
         key = self.key_of(service.removeprefix(_OF_A_NODE).removesuffix(f"-{STANDBY}"))
         return env if key is None else {**env, KEY_ENV: str(key)}
@@ -477,6 +507,8 @@ class Supervisor:
         pid = os.getpid()
         pids = {name: service.pid for name, service in self.services.items() if service.pid is not None}
         pids |= self.server.pids
+        if self._relay is not None and self._relay.pid is not None:
+            pids["relay"] = self._relay.pid
         write_note(
             PoolNote(
                 pool=self.plan.pool,
@@ -531,8 +563,6 @@ def command_lines(plan: PoolPlan, *, python: str) -> list[tuple[str, list[str]]]
         monitor += ["--suspect-ms", str(plan.suspect_ms)]
     if plan.lease_ms is not None:
         monitor += ["--lease-ms", str(plan.lease_ms)]
-    if plan.faults:
-        monitor += ["--faults"]
     lines = [
         ("monitor", monitor),
         ("admission", [python, "-m", "apportion.admission", *config]),
@@ -561,6 +591,7 @@ def service_environment(plan: PoolPlan, bus_url: str) -> dict[str, str]:
         "APPORTION_BUS_URL": bus_url,
         "APPORTION_DATA_DIR": str(plan.data_dir.absolute()),
         **({} if plan.log_level is None else {"APPORTION_LOG_LEVEL": plan.log_level}),
+        **({"APPORTION_FAULTS": "true"} if plan.faults else {}),
         "PYTHONUNBUFFERED": "1",
     }
 

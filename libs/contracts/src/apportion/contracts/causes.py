@@ -5,6 +5,7 @@ facts as they came (see codec).
 """
 
 from enum import StrEnum, unique
+from typing import Final
 
 
 @unique
@@ -170,6 +171,8 @@ class FaultKind(StrEnum):
     """The node's agent stands still while its runs go on: what a partition looks like to the pool."""
     NODE_FLAP = "node-flap"
     """The agent stalls and goes on, again and again, for times that the seed draws."""
+    NODE_PARTITION = "node-partition"
+    """No byte passes between the node's agent and the bus, in either direction; both go on."""
     DEVICE_XID = "device-xid"
     DEVICE_LOST = "device-lost"
     """It falls off the bus (Xid 79); a reset when the fault ends brings it back."""
@@ -177,11 +180,38 @@ class FaultKind(StrEnum):
     """An uncorrectable memory error."""
     DEVICE_HEAT = "device-heat"
     """It is 60 degrees hotter than its load explains."""
+    DEVICE_MPS_WEDGE = "device-mps-wedge"
+    """A client of its MPS server is killed with work in flight: the server answers, and serves nobody any more."""
+    DEVICE_MEMORY_HOG = "device-memory-hog"
+    """A process that nobody placed takes all of its free memory."""
+    DEVICE_COMPUTE_HOG = "device-compute-hog"
+    """A process that nobody placed keeps all of its SMs busy without a gap."""
     BUS_RESTART = "bus-restart"
     """SIGKILL; its supervisor starts it again on what it had stored."""
     BUS_PAUSE = "bus-pause"
     BUS_SLOW = "bus-slow"
     """It stands still for most of each tenth of a second."""
+    DISK_SLOW = "disk-slow"
+    """Others write and sync beside the pool, on its disk, as fast as that takes it."""
+    DISK_FULL = "disk-full"
+    """Not a byte is left where the pool keeps its files."""
+    MESSAGE_DELAY = "message-delay"
+    """What a service or an agent reads comes late, by up to a second that the seed draws, and in its order."""
+    MESSAGE_DUPLICATE = "message-duplicate"
+    """What it reads comes twice, every second time."""
+    MESSAGE_DROP = "message-drop"
+    """Every tenth message that it reads never comes."""
+    CLOCK_JUMP = "clock-jump"
+    """Its wall clock is set on or back, by up to an hour that the seed draws, until the fault ends."""
+
+
+DONE_BY_ITSELF: Final = frozenset({
+    FaultKind.MESSAGE_DELAY,
+    FaultKind.MESSAGE_DUPLICATE,
+    FaultKind.MESSAGE_DROP,
+    FaultKind.CLOCK_JUMP,
+})  # fmt: skip
+"""Faults that whoever they are done to does to itself: a service by its author's name, or a node's agent."""
 
 
 @unique

@@ -24,6 +24,7 @@ An agent follows its own node with a handful of filters; a tenant's credential o
 from typing import Final
 
 from apportion.contracts import events as ev
+from apportion.contracts.causes import DONE_BY_ITSELF
 from apportion.contracts.ids import ADMISSION, MONITOR, PLACER, Author, JobId, NodeId, PoolId, RunId, TenantId
 
 ROOT: Final = "apportion.v1"
@@ -233,14 +234,16 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
         case (
             ev.ControlPlaneFrozen()
             | ev.ControlPlaneThawed()
-            | ev.FaultInjected()
-            | ev.FaultCleared()
             | ev.AlertRaised()
             | ev.AlertCleared()
             | ev.AlertAcknowledged()
             | ev.AlertSilenced()
         ):
             return f"{prefix}.pool"
+        case ev.FaultInjected() | ev.FaultCleared():
+            # What an agent does to itself it must hear of, and it hears what is said of its node.
+            is_agents = event.kind in DONE_BY_ITSELF and event.target not in {ADMISSION, PLACER, MONITOR}
+            return f"{prefix}.node.{event.target}" if is_agents else f"{prefix}.pool"
         case _:
             raise AssertionError(f"a fact without a subject: {event!r}")
 
@@ -260,6 +263,17 @@ def author_of_fact(subject: str) -> Author:
     if len(parts) < 5 or parts[3] not in {"fact", "lease"} or not subject.startswith(_PREFIX):
         raise SubjectInvalid(subject)
     return Author(parts[4])
+
+
+def is_fact_of(author: Author, subject: str) -> bool:
+    """True where ``author`` states a fact on that subject.
+
+    >>> is_fact_of(MONITOR, "apportion.v1.main.fact.monitor.pool")
+    True
+    >>> is_fact_of(MONITOR, "apportion.v1.main.wish.acme.JobRequested")
+    False
+    """
+    return subject.startswith(_PREFIX) and subject.split(".", 5)[3:5] == ["fact", author]
 
 
 def facts_for_agent(pool: PoolId, node: NodeId, author: Author) -> tuple[str, ...]:

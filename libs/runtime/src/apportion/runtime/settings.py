@@ -121,6 +121,8 @@ class Common(Struct, frozen=True, kw_only=True):
     traces: Traces = Traces.OFF
     trace_sample_pct: Percent = 5
     """How many of a hundred jobs are traced, where the publisher of the wish didn't decide it."""
+    faults: bool = False
+    """Whether operators may have things broken on purpose. Never on in a pool that does real work."""
 
     def link(self) -> dict[str, Any]:
         """How to connect to the bus, as ``Bus.connect`` takes it."""

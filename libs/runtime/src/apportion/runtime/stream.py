@@ -29,6 +29,8 @@ from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import Author, PoolId
 from apportion.runtime import transport
 from apportion.runtime.access import matches
+from apportion.runtime.clock import Clock, SystemClock
+from apportion.runtime.disturbed import Disturbances
 
 BATCH_EVENTS_MAX: Final = 1000
 """The server's limit on one atomic batch."""
@@ -297,6 +299,25 @@ class StreamReader:
             self._on_news()
 
 
+class _Numbers(Struct, frozen=True):
+    """Where a message stands, as the server says it in the subject for its acknowledgement."""
+
+    seq: int
+    consumer_seq: int
+    recorded_at: int
+
+
+def _numbers_of(message: Msg) -> _Numbers | None:
+    """None for what a consumer says of itself: flow control and heartbeats."""
+    if not message.reply.startswith("$JS.ACK"):
+        return None
+    parts = message.reply.split(".")
+    # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>, and the newer form
+    # with the domain and the account's hash after ACK.
+    offset = 0 if len(parts) == 9 else 2
+    return _Numbers(int(parts[5 + offset]), int(parts[6 + offset]), int(parts[7 + offset]))
+
+
 class _Delivery:
     """One push consumer of one stream, for all readers of it on this connection."""
 
@@ -396,9 +417,16 @@ class _Delivery:
         self._consumer_last = 0
         life = self.restarts
 
-        async def arrived(message: Msg) -> None:
+        def deliver(message: Msg) -> None:
             if life == self.restarts:
                 self._arrived(message, loop.time())
+
+        async def arrived(message: Msg) -> None:
+            if (disturbances := self._bus.disturbances) is None:
+                deliver(message)
+            elif life == self.restarts:
+                found = _numbers_of(message)
+                disturbances.pass_on(message, None if found is None else found.recorded_at, deliver)
 
         self._subscription = await self._bus.client.subscribe(
             inbox, cb=arrived, pending_msgs_limit=-1, pending_bytes_limit=-1
@@ -433,7 +461,10 @@ class _Delivery:
     def _arrived(self, message: Msg, now: float) -> None:
         self._heard_at = now
         headers = message.headers
-        if not message.reply.startswith("$JS.ACK") and headers is not None and headers.get("Status") == "100":
+        numbers = _numbers_of(message)
+        if numbers is None:
+            if headers is None or headers.get("Status") != "100":
+                return
             if message.reply:
                 mark = _FlowControl(message.reply, len(self._readers))
                 for reader in self._readers:
@@ -443,23 +474,19 @@ class _Delivery:
             elif int(headers.get("Nats-Last-Consumer", "0")) > self._consumer_last:
                 self._again.set()  # what the heartbeat counts never came
             return
-        parts = message.reply.split(".")
-        # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>, and the newer form
-        # with the domain and the account's hash after ACK.
-        offset = 0 if len(parts) == 9 else 2
-        consumer_seq = int(parts[6 + offset])
-        if consumer_seq != self._consumer_last + 1:
+        if numbers.consumer_seq <= self._consumer_last:
+            return  # twice on its way
+        if numbers.consumer_seq != self._consumer_last + 1:
             self._again.set()
             return
-        self._consumer_last = consumer_seq
-        seq = int(parts[5 + offset])
-        if seq <= self._last:
+        self._consumer_last = numbers.consumer_seq
+        if numbers.seq <= self._last:
             return
-        self._last = seq
+        self._last = numbers.seq
         raw = RawMessage(
             stream=self._stream,
-            seq=seq,
-            recorded_at=int(parts[7 + offset]),
+            seq=numbers.seq,
+            recorded_at=numbers.recorded_at,
             subject=message.subject,
             headers=headers,
             body=message.data,
@@ -471,8 +498,10 @@ class _Delivery:
 class Bus:
     """One connection to the bus of one pool."""
 
-    def __init__(self, client: Client, *, pool: PoolId, url: str) -> None:
+    def __init__(self, client: Client, *, pool: PoolId, url: str, disturbances: Disturbances | None = None) -> None:
         self.client = client
+        self.disturbances = disturbances
+        """Faults that we do to what we read; None where nobody may ask for any."""
         self.pool = pool
         self.url = url
         self.jetstream: JetStreamContext = client.jetstream(timeout=REQUEST_TIMEOUT_S)
@@ -501,6 +530,7 @@ class Bus:
         key: Path | None = None,
         ca_file: Path | None = None,
         allow_plain: bool = False,
+        disturbances: Disturbances | None = None,
     ) -> "Bus":
         """A connection that reconnects for ever; raises BusUnreachable where nobody answers within ``wait_s``.
 
@@ -510,7 +540,7 @@ class Bus:
         """
         options = transport.options(url, key=key, ca_file=ca_file, allow_plain=allow_plain)
         client = _Client()
-        bus = cls(client, pool=pool, url=url)
+        bus = cls(client, pool=pool, url=url, disturbances=disturbances)
         is_new, is_refused = True, False
 
         async def noticed(error: Exception) -> None:
@@ -567,6 +597,11 @@ class Bus:
             raise BusUnreachable(url=url, waited_s=wait_s, detail=detail) from err
         is_new = False
         return bus
+
+    @property
+    def clock(self) -> Clock:
+        """The process's clock: the machine's, unless a fault has it wrong."""
+        return SystemClock() if self.disturbances is None else self.disturbances
 
     async def close(self) -> None:
         """Flush what was said and leave."""

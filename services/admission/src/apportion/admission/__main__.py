@@ -19,7 +19,8 @@ from apportion.contracts.causes import Mode, WorkloadKind
 from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import ADMISSION, PoolId
 from apportion.runtime import telemetry
-from apportion.runtime.clock import SystemClock
+from apportion.runtime.clock import Clock
+from apportion.runtime.disturbed import Disturbances
 from apportion.runtime.drain import run_service
 from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
@@ -90,12 +91,12 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
             pool=pool,
             name=SERVICE,
             on_error=lambda err: log.warning("bus_error", error=str(err)),
+            disturbances=Disturbances(SERVICE) if settings.faults else None,
             **settings.link(),
         )
         stack.push_async_callback(bus.close)
         await bus.provision(replicas=settings.bus_replicas)
-        clock = SystemClock()
-        shell = _Shell(bus, clock, is_busy=lambda: reactor.lag > 0 or bool(reactor.state.inbox))
+        shell = _Shell(bus, bus.clock, is_busy=lambda: reactor.lag > 0 or bool(reactor.state.inbox))
         reactor = Reactor(
             core=core,
             author=ADMISSION,
@@ -103,7 +104,7 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
             config=settings.config(),
             reads_wishes=True,
             snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
-            clock=clock,
+            clock=bus.clock,
             meter=metrics,
             witness=shell,
             vigil=Vigil(bus, ADMISSION, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
@@ -129,7 +130,7 @@ async def serve(settings: AdmissionSettings, stop: asyncio.Event) -> None:
 class _Shell:
     """What happens beside the reactor: letters are laid aside, and requests are answered inline."""
 
-    def __init__(self, bus: Bus, clock: SystemClock, *, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, bus: Bus, clock: Clock, *, is_busy: Callable[[], bool]) -> None:
         self.letters = DeadLetters(bus, service=SERVICE, clock=clock, is_busy=is_busy)
         self.asks = Asks(bus)
 

@@ -34,7 +34,8 @@ from apportion.monitor.signing import key_path, signer_at
 from apportion.monitor.writer import LogWriter
 from apportion.pool.state import Pool
 from apportion.runtime import telemetry
-from apportion.runtime.clock import SystemClock
+from apportion.runtime.clock import Clock, SystemClock
+from apportion.runtime.disturbed import Disturbances
 from apportion.runtime.drain import run_service
 from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
@@ -65,8 +66,6 @@ class MonitorSettings(AuthorSettings, frozen=True, kw_only=True):
     """An Alertmanager that is told of alerts by its API (v2); empty: none."""
     alert_token: Secret | None = None
     """Sent to both as a bearer token."""
-    faults: bool = False
-    """Whether operators may have things broken on purpose. Never on in a pool that does real work."""
     self_cordon: bool = True
     """Whether flapping nodes, and nodes on which runs fail, are cordoned without anybody asking."""
     log_batch_ms: Annotated[int, Meta(ge=1, le=1_000)] = 250
@@ -80,7 +79,8 @@ class MonitorSettings(AuthorSettings, frozen=True, kw_only=True):
 async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
     """Run the monitor until ``stop``; whatever ends it before is raised."""
     metrics = telemetry.start(SERVICE, settings)
-    clock = SystemClock()
+    itself = Disturbances(SERVICE) if settings.faults else None
+    clock: Clock = itself or SystemClock()
     pool = PoolId(settings.pool)
     path = log_path(settings.data_dir, pool)
     event_log = await asyncio.to_thread(EventLog.without_what_was_erased, path)
@@ -92,6 +92,7 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
             pool=pool,
             name=SERVICE,
             on_error=lambda err: log.warning("bus_error", error=str(err)),
+            disturbances=itself,
             **settings.link(),
         )
         await bus.provision(replicas=settings.bus_replicas)

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import FaultEnd, FaultKind, Refusal
+from apportion.contracts.causes import DONE_BY_ITSELF, FaultEnd, FaultKind, Refusal
 from apportion.contracts.envelope import Entry
 from apportion.contracts.ids import NodeId
 from apportion.pool.state import NodeView, Pool
@@ -20,10 +20,8 @@ ACTIVE_MAX: Final = 32
 SERVICES: Final = ("admission", "placer", "monitor")
 ACTOR: Final = "service:monitor"
 _OF_SERVICES: Final = frozenset({FaultKind.SERVICE_KILL, FaultKind.SERVICE_RESTART, FaultKind.SERVICE_PAUSE})
-_OF_NODES: Final = frozenset({FaultKind.NODE_LOSS, FaultKind.NODE_STALL, FaultKind.NODE_FLAP})
-_OF_DEVICES: Final = frozenset(
-    {FaultKind.DEVICE_XID, FaultKind.DEVICE_LOST, FaultKind.DEVICE_ECC, FaultKind.DEVICE_HEAT}
-)
+_OF_NODES: Final = frozenset(kind for kind in FaultKind if kind.startswith("node-"))
+_OF_DEVICES: Final = frozenset(kind for kind in FaultKind if kind.startswith("device-"))
 
 
 class Faults(Struct, kw_only=True):
@@ -89,6 +87,9 @@ def _target_refused(pool: Pool, wish: ev.FaultInjectionRequested) -> Refused | N
     if wish.kind in _OF_SERVICES:
         names = (*SERVICES, *(f"{name}-standby" for name in SERVICES))
         return None if wish.target in names else no(f"one of {', '.join(names)}")
+    if wish.kind in DONE_BY_ITSELF:
+        is_known = wish.target in SERVICES or NodeId(wish.target) in pool.nodes
+        return None if is_known else no(f"one of {', '.join(SERVICES)}, or a known node")
     node, _, index = wish.target.partition("/")
     if wish.kind in _OF_NODES:
         return None if NodeId(wish.target) in pool.nodes else no("a known node")
@@ -106,7 +107,7 @@ def _target_refused(pool: Pool, wish: ev.FaultInjectionRequested) -> Refused | N
 def _met(pool: Pool, wish: ev.FaultInjectionRequested) -> Iterator[NodeView]:
     """Nodes whose jobs the fault may harm."""
     node = NodeId(wish.target.partition("/")[0])
-    if wish.kind in _OF_NODES | _OF_DEVICES:
+    if wish.kind in _OF_NODES | _OF_DEVICES or (wish.kind in DONE_BY_ITSELF and wish.target not in SERVICES):
         yield pool.nodes[node]
     else:
         yield from pool.nodes.values()

@@ -49,7 +49,8 @@ from apportion.node_agent.shell import Shell, session_leaders
 from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
 from apportion.node_agent.simnode import SimulatedNode
 from apportion.runtime import telemetry
-from apportion.runtime.clock import SystemClock
+from apportion.runtime.clock import Clock, SystemClock
+from apportion.runtime.disturbed import Disturbances
 from apportion.runtime.drain import run_service
 from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
@@ -136,7 +137,8 @@ class Agent:
         self._node = NodeId(settings.node_id)
         self._pool = PoolId(settings.pool)
         self._state_dir = settings.data_dir.absolute() / "nodes" / settings.node_id
-        self._clock = SystemClock()
+        self._itself = Disturbances(settings.node_id) if settings.faults else None
+        self._clock: Clock = self._itself or SystemClock()
         self._simulated: SimulatedNode | None = None
         self._host = no_limits(self._state_dir)
         self._containers: Containers | None = None
@@ -203,7 +205,13 @@ class Agent:
                 devices.keep_accounts(device.uuid)
 
             author = agent_author(self._node)
-            bus = await Bus.connect(settings.bus_url, pool=self._pool, name=f"apportion-{author}", **settings.link())
+            bus = await Bus.connect(
+                settings.bus_url,
+                pool=self._pool,
+                name=f"apportion-{author}",
+                disturbances=self._itself,
+                **settings.link(),
+            )
             stack.push_async_callback(bus.close)
             await bus.provision(replicas=settings.bus_replicas)
             reactor = Reactor(

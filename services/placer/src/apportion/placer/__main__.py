@@ -17,7 +17,7 @@ from apportion.placer.policies import PolicyUnknown, policy_id, resolved
 from apportion.placer.questions import Questions
 from apportion.placer.state import Settings, State, policies_by_name
 from apportion.runtime import telemetry
-from apportion.runtime.clock import SystemClock
+from apportion.runtime.disturbed import Disturbances
 from apportion.runtime.drain import run_service
 from apportion.runtime.health import HealthServer
 from apportion.runtime.reactor import Reactor, SnapshotFile
@@ -119,6 +119,7 @@ async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
             pool=pool,
             name=SERVICE,
             on_error=lambda err: log.warning("bus_error", error=str(err)),
+            disturbances=Disturbances(SERVICE) if settings.faults else None,
             **settings.link(),
         )
         stack.push_async_callback(bus.close)
@@ -129,7 +130,7 @@ async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
             bus=bus,
             config=settings.config(),
             snapshots=SnapshotFile(settings.data_dir / "snapshots" / f"{pool}-{SERVICE}.msgpack"),
-            clock=SystemClock(),
+            clock=bus.clock,
             meter=metrics,
             vigil=Vigil(bus, PLACER, is_standby=settings.standby, takeover_ms=settings.takeover_ms),
         )
@@ -143,7 +144,7 @@ async def serve(settings: PlacerSettings, stop: asyncio.Event) -> None:
         )
         health.start()
         stack.callback(health.stop)
-        await Questions(bus, state=lambda: reactor.state, clock=SystemClock()).start()
+        await Questions(bus, state=lambda: reactor.state, clock=bus.clock).start()
         await reactor.run(stop)
 
 
