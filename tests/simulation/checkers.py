@@ -415,6 +415,8 @@ class Checker:
             is_first = any(replica_of_run(p.run_id) == 0 for p in placed if p.job_id == job_id)
             least = spec.replicas_least if is_first else spec.replicas_step
             must(least <= count <= spec.replicas, "a gang is placed whole", job_id, attempt, f"{count} of {least}")
+            near = {run.node_id for run_id, run in self.holding.items() if run.job_id == job_id} if have else set()
+            must(not spec.topology_required or len(near) == 1, "a gang is on one node, where it must be", job_id, near)
             must((count - least) % spec.replicas_step == 0, "a gang grows by its step", job_id, attempt, count)
             # The end may be stored while the batch is on its way; but whoever knew of it must not place.
             basis = next(e.basis for e in entries if isinstance(e.event, ev.RunPlaced) and e.event.job_id == job_id)

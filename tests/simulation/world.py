@@ -759,7 +759,9 @@ class World:
             request = msgspec.structs.replace(request, bid=ev.Bid(max_price_micro_per_gpu_hour=1 + number % 7))
         size = request.gang.size
         if size > 1 and number % 3:
-            request = msgspec.structs.replace(request, gang=ev.Gang(size=size, min=1 + number % size))
+            is_near = number % 2 == 0 and size * (resources.gpu or 1) <= self.options.devices
+            gang = ev.Gang(size=size, min=1 + number % size, topology_key="node", required=is_near)
+            request = msgspec.structs.replace(request, gang=gang)
         elif size == 1 and number % 7 == 0 and request.retry.memory_factor_pct is None:
             most = min(1 + number % 4, self._replicas_that_fit(resources))
             request = msgspec.structs.replace(request, elastic=ev.Elastic(max=most), gang=ev.Gang())

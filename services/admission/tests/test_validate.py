@@ -227,8 +227,6 @@ def test_a_job_without_a_device_says_so_and_holds_none() -> None:
     [
         ({"workload": Workload(command=("a",), mounts=("/data",))}, "workload.mounts"),
         ({"resources": Resources(gpu=1, disk_mib=1)}, "resources.disk_mib"),
-        ({"gang": Gang(size=4, topology_key="rack")}, "gang.topology_key"),
-        ({"gang": Gang(size=4, required=True)}, "gang.required"),
         ({"job_set": "nightly"}, "job_set"),
     ],
 )
@@ -276,6 +274,17 @@ def test_a_gang_may_run_with_fewer(changes: dict[str, Any], expected: tuple[int,
 def test_an_elastic_job_that_contradicts_itself_is_refused(changes: dict[str, Any], code: Refusal, field: str) -> None:
     """By the part of it that is wrong."""
     assert refusal_of(a_job_request(**changes)) == (code, field)
+
+
+def test_a_gang_may_be_wanted_near_each_other() -> None:
+    """By one value of a label, which it names; required or, unless it says so, preferred."""
+    spec = spec_of(a_job_request(gang=Gang(size=4, topology_key="rack", required=True)))
+    assert (spec.topology_key, spec.topology_required) == ("rack", True)
+    assert not spec_of(a_job_request(gang=Gang(size=4, topology_key="rack"))).topology_required
+    refused = refusal_of(a_job_request(gang=Gang(size=4, required=True)))
+    assert refused == (Refusal.FIELD_MISSING, "gang.topology_key")
+    both = Gang(size=4, topology_key="rack", required=True, preferred=True)
+    assert refusal_of(a_job_request(gang=both)) == (Refusal.FIELD_CONFLICT, "gang.preferred")
 
 
 def test_a_latency_objective_is_kept() -> None:
@@ -386,7 +395,6 @@ def test_a_refusal_reads_as_plain_words_with_the_next_step() -> None:
         ({"runtime": Runtime(framework="torch")}, "runtime.framework"),
         ({"data": Data(tier=DataTier.HOT)}, "data.tier"),
         ({"workload": Workload(command=("a",), env={"TOKEN": SecretRef(secret="hub")})}, "workload.env.TOKEN"),
-        ({"gang": Gang(size=2, preferred=True)}, "gang.preferred"),
     ],
 )
 def test_what_nobody_can_honour_yet_is_refused_by_its_name(changes: dict[str, Any], field: str) -> None:

@@ -137,6 +137,7 @@ class World:
         match kind:
             case 0:
                 spec |= {"replicas": 1 + (dice >> 15) % 3, "distinct": bool((dice >> 17) % 2)}
+                spec |= ({}, {"topology_key": "rack", "topology_required": bool((dice >> 22) % 2)})[(dice >> 21) % 2]
                 if (dice >> 18) % 2:
                     least = 1 + (dice >> 19) % 2
                     spec |= {"replicas": least + 2, "replicas_min": least, "replicas_step": 1 + (dice >> 20) % 2}
@@ -397,7 +398,10 @@ class World:
                 isinstance(fact, ev.RunPlaced) and fact.job_id == job_id and "/0/" in fact.run_id for fact in facts
             )
             assert count >= (spec.replicas_least if starts else 1), "a gang starts whole or not at all"
-            members = len(self.state.pool.jobs[job_id].members())
+            runs = self.state.pool.jobs[job_id].members()
+            racks = {self.nodes[run.node_id].labels["rack"] for run in runs}
+            assert len(racks) == 1 or not spec.topology_required, "all of a gang in one rack, where it must be"
+            members = len(runs)
             assert spec.replicas_least <= members <= spec.replicas
             assert (members - spec.replicas_least) % spec.replicas_step == 0
         for run_id in self.live:
@@ -535,6 +539,8 @@ class World:
         return demands[0] == demands[1]
 
     def is_limited(self, spec: ev.JobSpec) -> bool:
+        if spec.topology_key or spec.replicas_min:
+            return True
         return spec.queue in self.queues or self.state.settings.reserve_after_s >= 0
 
     def check_limits(self, name: QueueId) -> None:

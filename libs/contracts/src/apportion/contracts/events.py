@@ -814,6 +814,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     replicas_step: int = 1
     """It grows and shrinks by so many at once."""
+    topology_key: str = ""
+    """All replicas on nodes with one value of this label; ``node``: on one node."""
+    topology_required: bool = False
+    """Whether it waits until they can be; else they are spread over as few values as may be."""
     devices: int = 1
     """Devices per replica, all on one node; 0 for a job without one."""
     compute_milli: int = 1000
@@ -1363,6 +1367,8 @@ class RunPlaced(Fact, frozen=True, kw_only=True, tag="RunPlaced.v1"):
     """Why the other nodes were out: reason to count."""
     policy: str = ""
     """Name, version and digest of the policy that chose."""
+    topology: str = ""
+    """Of a gang that is to be near each other: where this replica is, such as ``rack=r7``."""
     price_micro: int = 0
     """Of a job that bids: what the market asked for a GPU and hour when this was decided (see PriceSet)."""
 

@@ -194,6 +194,8 @@ def job_spec(
         replicas=most,
         replicas_min=least if least < most else 0,
         replicas_step=step,
+        topology_key=request.gang.topology_key or "",
+        topology_required=bool(request.gang.required),
         devices=share.devices,
         compute_milli=share.compute_milli,
         memory_mib=share.memory_mib,
@@ -325,7 +327,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
 
 def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
     """Fields that ask for something which nobody can give yet. A zero, ``none`` or ``false`` asks for nothing."""
-    workload, resources, gang = request.workload, request.resources, request.gang
+    workload, resources = request.workload, request.resources
     for name, value in workload.env.items():
         if isinstance(value, SecretRef):
             yield f"workload.env.{name}", f"secret {value.secret}"
@@ -333,12 +335,6 @@ def _asked_and_unsupported(request: JobRequested) -> Iterator[tuple[str, str]]:
         yield "workload.mounts", f"{len(workload.mounts)} mounts"
     if resources.disk_mib:
         yield "resources.disk_mib", str(resources.disk_mib)
-    if gang.topology_key is not None:
-        yield "gang.topology_key", gang.topology_key
-    if gang.required:
-        yield "gang.required", "true"
-    if gang.preferred:
-        yield "gang.preferred", "true"
     if request.job_set is not None:
         yield "job_set", request.job_set
     if request.runtime is not None and request.runtime.framework is not None:
@@ -512,6 +508,18 @@ def _retry_and_gang(request: JobRequested) -> Refused | None:
             expected=f"at most {REPLICAS_MAX} replicas, as all of them are placed at once",
             found=str(most),
             hint="Ask for several jobs, or for more devices a replica.",
+        )
+    gang = request.gang
+    if gang.topology_key is None and (gang.required or gang.preferred):
+        return Refused(
+            code=Refusal.FIELD_MISSING,
+            field="gang.topology_key",
+            expected="the label of which all replicas shall have one value, or node",
+            found="nothing",
+        )
+    if gang.required and gang.preferred:
+        return Refused(
+            code=Refusal.FIELD_CONFLICT, field="gang.preferred", expected="nothing beside gang.required", found="true"
         )
     if request.gang.min is not None and request.gang.min > request.gang.size:
         return Refused(

@@ -17,6 +17,7 @@ from apportion.placer.durations import expected
 from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, hidden, look, places_on, with_run, without_run
 from apportion.placer.rounds import Block, Round
 from apportion.placer.state import S, Shape
+from apportion.placer.topology import by_domain
 from apportion.pool import quota
 from apportion.pool.state import JobView, NodeState, RunView, grace_s_of
 
@@ -56,7 +57,7 @@ def estimate(
     elif block.reserved_for is not None:
         return Estimate()
     else:
-        found = _room(round_, shape.demand, sorted(set(_likely(round_) if nodes is None else nodes)))
+        found = _rooms(round_, shape.demand, sorted(set(_likely(round_) if nodes is None else nodes)))
     return found if is_first else Estimate(low_at=found.low_at, basis=found.basis)
 
 
@@ -91,6 +92,18 @@ def _ends(round_: Round, job: JobView, run: RunView, known: _Took) -> _Ends:
         return _Ends(max(now, min(low_at, limit_at)), max(now, limit_at), "time limits and how long such runs took")
     # One that has run for longer than any before it says that those are no measure for it.
     return _Ends(max(now, low_at), high_at if high_at > now else None, "how long such runs took")
+
+
+def _rooms(round_: Round, demand: Demand, nodes: list[NodeId]) -> Estimate:
+    """On these nodes; where all replicas must be in one domain, in the one that has room the soonest."""
+    if not demand.is_together:
+        return _room(round_, demand, nodes)
+    parts = by_domain(demand, map(round_.room, nodes))
+    found = [_room(round_, demand, [room.node_id for room in part]) for part in parts.values()]
+    low_at = min((each.low_at for each in found if each.low_at), default=0)
+    high_at = min((each.high_at for each in found if each.high_at), default=0)
+    bases = {each.basis for each in found if each.low_at or each.high_at}
+    return Estimate(low_at=low_at, high_at=high_at, basis=_longest(bases))
 
 
 def _room(round_: Round, demand: Demand, nodes: list[NodeId]) -> Estimate:

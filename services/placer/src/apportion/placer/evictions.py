@@ -368,13 +368,26 @@ class Evictions:
         shape: Shape,
         *,
         fits: Iterable[NodeId],
-        usable: Callable[[NodeId], bool],
+        usables: Sequence[Callable[[NodeId], bool]],
         facts_left: int,
     ) -> list[ev.Fact]:
-        """The facts by which others are stopped for the job; nothing where nobody may be, or it would not help."""
+        """The facts by which others are stopped for the job; nothing where nobody may be, or it would not help.
+
+        ``usables`` say where the replicas may go: of several, all of them by one.
+        """
         fits = list(fits)
+
+        def fewest(candidates: Iterable[JobView], most: int) -> Plan | None:
+            best: Plan | None = None
+            candidates = list(candidates)
+            for usable in usables:
+                found = planner.victims(shape.demand, candidates, usable=usable, fits=fits, victims_max=most)
+                if found is not None and (best is None or _cost(found) < _cost(best)):
+                    best = found
+            return best
+
         if loans := self._loans(job, shape):
-            given = planner.victims(shape.demand, loans, usable=usable, fits=fits, victims_max=LOANS_MAX)
+            given = fewest(loans, LOANS_MAX)
             if given is not None and 1 + len(given.runs) + len(given.victims) < facts_left:
                 return self._shrunk_for(job, shape, given)
         victims_max = min(self._state.settings.preempt_victims_max, self._left)
@@ -383,13 +396,7 @@ class Evictions:
                 continue
             found: Plan | None = None
             for allowed in self._ever_fewer(self._allowed(job, shape, rule), rule):
-                fewer = planner.victims(
-                    shape.demand,
-                    [self._state.pool.jobs[job_id] for job_id in sorted(allowed.ids)],
-                    usable=usable,
-                    fits=fits,
-                    victims_max=victims_max,
-                )
+                fewer = fewest((self._state.pool.jobs[job_id] for job_id in sorted(allowed.ids)), victims_max)
                 allowed.is_enough = fewer is not None
                 found = fewer or found
             if found is not None and len(found.runs) < facts_left:
@@ -437,6 +444,10 @@ def _parts_on_loan(job: JobView, placed_by: int) -> list[JobView]:
         if all(run.placed_at <= placed_by for run in runs):
             parts.append(replace(job, runs={run.run_id: run for run in runs}))
     return parts
+
+
+def _cost(plan: Plan) -> tuple[int, int]:
+    return len(plan.victims), len(plan.runs)
 
 
 def _newest_run_first(part: JobView) -> tuple[int, JobId, int]:

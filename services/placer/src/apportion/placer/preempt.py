@@ -162,7 +162,7 @@ class _Search:
         """Replicas that fit on the node as it is."""
         found = self._before.get(node_id)
         if found is None:
-            found = self._before[node_id] = _capacity(self._demand, self._planner.room(node_id, frozenset()))
+            found = self._before[node_id] = capacity(self._demand, self._planner.room(node_id, frozenset()))
         return found
 
     def hosts(self, replicas: int) -> tuple[NodeId, ...]:
@@ -224,12 +224,12 @@ class _Search:
         return tuple(chosen) if len(chosen) <= most else None
 
     def _with(self, node_id: NodeId, jobs: Iterable[JobView]) -> int:
-        return _capacity(self._demand, self._planner.room(node_id, _runs_on(node_id, (*self.evicted, *jobs))))
+        return capacity(self._demand, self._planner.room(node_id, _runs_on(node_id, (*self.evicted, *jobs))))
 
     def _counts(self, jobs: list[JobView]) -> dict[NodeId, int]:
         nodes = {run.node_id for job in jobs for run in job.runs.values() if run.holds}
         return {
-            node_id: _capacity(self._demand, self._planner.room(node_id, _runs_on(node_id, jobs)))
+            node_id: capacity(self._demand, self._planner.room(node_id, _runs_on(node_id, jobs)))
             for node_id in sorted(nodes)
             if self._usable(node_id) and self.is_eligible(node_id)
         }
@@ -248,7 +248,7 @@ def _runs_on(node_id: NodeId, jobs: Iterable[JobView]) -> frozenset[RunId]:
     return frozenset(run.run_id for job in jobs for run in job.runs.values() if run.holds and run.node_id == node_id)
 
 
-def _capacity(demand: Demand, room: NodeRoom) -> int:
+def capacity(demand: Demand, room: NodeRoom) -> int:
     """How many replicas fit on the node, at most as many as are asked."""
     places = places_on(demand, room.kind)
     if isinstance(places, Out):

@@ -86,6 +86,8 @@ def code_of(round_: Round, demand: Demand, block: Block) -> Pending:
         return Pending.WAITING_FOR_PREEMPTION
     if block.reserved_for is not None:
         return Pending.RESERVED_FOR_OTHER
+    if block.apart:
+        return Pending.TOPOLOGY_MISMATCH
     if block.replicas_fit or demand.replicas > GANG_MAX:
         return Pending.GANG_INCOMPLETE
     ranking = round_.ranking(demand)
@@ -167,20 +169,38 @@ def reason_of(round_: Round, shape: Shape, block: Block) -> Reason:
         case _:
             pass
     available = _available(round_, demand)
-    if code is Pending.GANG_INCOMPLETE:
+    if code is Pending.GANG_INCOMPLETE or block.apart:
         available["replicas"] = block.replicas_fit
     return Reason(
         code=code,
         requested=requested,
         available=available,
         limit={"bid_micro": block.bids_from} if code is Pending.BID_TOO_LOW else {},
-        blocking_ids=tuple(_blockers(round_, shape)) if code in _BUSY else (),
+        blocking_ids=tuple(_blockers(round_, shape)) if code in _BUSY or block.apart else (),
         nodes=_nodes(round_, demand),
-        hint=_hint(code, demand, available)
-        if code is not Pending.BID_TOO_LOW
-        else f"Everybody who runs in the market bids at least {block.bids_from}, and it bids no more: it starts when "
-        "runs end, or with a higher bid.",
+        hint=_hint_of_block(code, demand, block) or _hint(code, demand, available),
     )
+
+
+def _hint_of_block(code: Pending, demand: Demand, block: Block) -> str:
+    """What would help, where that is said by more than what is free; else nothing."""
+    if code is Pending.BID_TOO_LOW:
+        return (
+            f"Everybody who runs in the market bids at least {block.bids_from}, and it bids no more: it starts when "
+            "runs end, or with a higher bid."
+        )
+    if block.domain and code is Pending.TOPOLOGY_MISMATCH:
+        return (
+            f"{block.apart} replicas would fit, and at most {block.replicas_fit} of them with one {demand.topology} "
+            f"({block.domain}), where it wants all {demand.replicas}: it starts when runs there end, or with "
+            "gang.preferred."
+        )
+    if block.domain and code is Pending.GANG_INCOMPLETE:
+        return (
+            f"{block.replicas_fit} of {demand.replicas} replicas fit now with one {demand.topology} ({block.domain}), "
+            "and they start together: it starts when runs end, or with fewer replicas."
+        )
+    return ""
 
 
 def requested_by(demand: Demand) -> dict[str, int]:

@@ -85,6 +85,8 @@ _OUT_BY_STATE = {
 }
 
 
+NODE_KEY: Final = "node"
+"""Stands for the node itself where labels tell what is near."""
 PREFERRED: Final = 10**15
 """What each preference that a node meets adds to its score: more than any policy's own parts."""
 MODE_STEP: Final = 10**14
@@ -122,6 +124,10 @@ class Demand(Struct, frozen=True, kw_only=True):
     """The sort of MIG instance that it is; compute and memory are then the instance's, and 0 here."""
     is_distinct: bool = False
     """No two of the replicas share a device."""
+    topology: str = ""
+    """The label of which all replicas shall have one value, or NODE_KEY; only of gangs."""
+    is_together: bool = False
+    """Whether they must."""
     workload: str = ""
     """What sort of work it is, where its policy goes by that."""
     where: Where | None = None
@@ -171,6 +177,8 @@ def demand_of(
         policy=policy,
         mig_profile=spec.mig_profile if has_devices else "",
         is_distinct=spec.distinct and spec.devices > 0 and spec.replicas > 1,
+        topology=spec.topology_key if spec.replicas > 1 else "",
+        is_together=spec.replicas > 1 and bool(spec.topology_key) and spec.topology_required,
         workload=workload,
         where=where_of(spec),
     )
@@ -374,6 +382,8 @@ def places_on(demand: Demand, kind: Kind) -> tuple[int, ...] | Out:
     """Places of the devices that could serve the demand if they were free; or why the node never hosts it."""
     if demand.cpu_milli > kind.cpu_milli or demand.host_memory_mib > kind.memory_mib:
         return Out.HOST_TOO_SMALL
+    if demand.is_together and demand.topology != NODE_KEY and demand.topology not in kind.labels:
+        return Out.LABEL_MISMATCH
     where = demand.where
     if where is not None:
         if not where.has_labels(kind):
@@ -445,7 +455,16 @@ def device_fits(demand: Demand, room: NodeRoom, places: tuple[int, ...]) -> list
 def devices_asked(demand: Demand) -> Demand:
     """What of the demand ``device_fits`` depends on: the same for many that differ in what they ask of the host."""
     return replace(
-        demand, cpu_milli=0, host_memory_mib=0, replicas=1, avoid=(), policy="", workload="", is_distinct=False
+        demand,
+        cpu_milli=0,
+        host_memory_mib=0,
+        replicas=1,
+        avoid=(),
+        policy="",
+        workload="",
+        topology="",
+        is_together=False,
+        is_distinct=False,
     )
 
 

@@ -19,7 +19,7 @@ from apportion.placer.books import Books, charge_on
 from apportion.placer.evictions import ATTEMPTS_MAX, Evictions
 from apportion.placer.orders import CLASS_RANK, OrderKey, S
 from apportion.placer.policies import policy_id
-from apportion.placer.preempt import Planner
+from apportion.placer.preempt import Planner, capacity
 from apportion.placer.ranking import DeviceFits, Ranking, follow, follow_round
 from apportion.placer.reservations import NEVER as NO_END
 from apportion.placer.reservations import RELEASE_S, START_S, Reservation, free_at, reserve
@@ -36,6 +36,7 @@ from apportion.placer.rooms import (
 )
 from apportion.placer.selection import Candidate, Selection
 from apportion.placer.state import Group, Shape, State, is_bidding, order_in, pool_order, shape_of
+from apportion.placer.topology import DOMAINS_MAX, by_domain, domain_of, replicas_together
 from apportion.placer.turns import Turns
 from apportion.pool.quota import ONE_JOB, Amounts
 from apportion.pool.state import JobView, NodeState, grace_s_of
@@ -89,6 +90,10 @@ class Block:
     is_cordoned: bool = False
     reserved_for: JobId | None = None
     replicas_fit: int = 0
+    apart: int = 0
+    """Where replicas must be in one domain: how many fit over all domains, if that would be enough."""
+    domain: str = ""
+    """And which has room for most of them: for ``replicas_fit``."""
     bids_from: int = 0
     """Where it bids no more than anybody who runs in its market: the lowest of those bids."""
     awaits: tuple[JobId, ...] = ()
@@ -211,10 +216,70 @@ class Round:
         if demand.replicas > GANG_MAX or not self.ranking(demand).has_fits:
             return Block()
         is_charge_open = demand.devices > 0 and self.books.is_open(shape.queue, demand)
-        found = self._take(shape, tenant, demand.replicas, is_charge_open=is_charge_open)
+        if demand.topology:
+            found = self._take_near(shape, tenant, is_charge_open=is_charge_open)
+        else:
+            found = self._take(shape, tenant, demand.replicas, is_charge_open=is_charge_open)
         if not isinstance(found, Block):
             self.books.charge(shape.queue, tenant, ONE_JOB)
         return found
+
+    def _take_near(self, shape: Shape, tenant: TenantId, *, is_charge_open: bool) -> list[Choice] | Block:
+        """Slices for all replicas in one domain, the one with the least free that has room for them; or why not.
+
+        Where that is a preference only: else in as few domains as may be, beginning with the one that holds most.
+        """
+        demand = shape.demand
+        reserved_for: JobId | None = None
+        rooms: list[NodeRoom] = []
+        kept: list[NodeRoom] = []
+        for _, node_id in self.ranking(demand).in_order():
+            room = self.room(node_id)
+            owner = self._evictions.kept_for(node_id, shape)
+            if owner is None and node_id in self.reserved and not self._passes(shape):
+                owner = self.reserved[node_id]
+            reserved_for = owner or reserved_for
+            (rooms if owner is None else kept).append(room)
+        counts = {room.node_id: capacity(demand, room) for room in rooms}
+        parts = by_domain(demand, rooms)
+        holds = {name: sum(counts[room.node_id] for room in part) for name, part in parts.items()}
+
+        def elsewhere(name: str) -> IsBarred:
+            return lambda node_id: domain_of(demand, self.room(node_id)) != name
+
+        failed = Block()
+        enough = [name for name, count in holds.items() if count >= demand.replicas]
+        for name in sorted(enough, key=lambda name: (sum(room.free_share for room in parts[name]), name)):
+            found = self._take(shape, tenant, demand.replicas, is_charge_open=is_charge_open, is_barred=elsewhere(name))
+            if not isinstance(found, Block):
+                return found
+            failed = found
+        if demand.is_together:
+            if enough:
+                return failed
+            best = max(holds, key=lambda name: (holds[name], name), default="")
+            total = sum(holds.values())
+            is_kept = bool(kept) and replicas_together(demand, (*rooms, *kept)) >= demand.replicas
+            return Block(
+                reserved_for=reserved_for if is_kept else None,
+                replicas_fit=holds.get(best, 0),
+                apart=total if total >= demand.replicas else 0,
+                domain=best,
+            )
+        choices: list[Choice] = []
+        for name in [*sorted(holds, key=lambda name: (-holds[name], name)), ""]:
+            missing = demand.replicas - len(choices)
+            count = min(holds.get(name, missing), missing)
+            if not count:
+                continue
+            barred = elsewhere(name) if name else None
+            found = self._take(shape, tenant, count, is_charge_open=is_charge_open, is_barred=barred)
+            if not isinstance(found, Block):
+                choices += found
+            elif not name:
+                self._undo(shape, tenant, choices)
+                return replace(found, replicas_fit=len(choices) + found.replicas_fit)
+        return choices
 
     def _take(
         self, shape: Shape, tenant: TenantId, count: int, *, is_charge_open: bool, is_barred: IsBarred | None = None
@@ -375,15 +440,31 @@ class Round:
             job,
             shape,
             fits=[node_id for _, node_id in self.ranking(shape.demand).in_order()],
-            usable=lambda node_id: (
-                node_id not in shape.demand.avoid
-                and self.reserved.get(node_id, job.job_id) == job.job_id
-                and self._evictions.kept_for(node_id, shape) is None
-            ),
+            usables=self._usables(job, shape),
             facts_left=self._limit() - len(self.facts),
         )
         self.facts.extend(facts)
         return bool(facts)
+
+    def _usables(self, job: JobView, shape: Shape) -> list[Callable[[NodeId], bool]]:
+        """Where a job may go for which others would be stopped; each domain by itself, where it must be in one."""
+        demand = shape.demand
+
+        def is_usable(node_id: NodeId) -> bool:
+            return (
+                node_id not in demand.avoid
+                and self.reserved.get(node_id, job.job_id) == job.job_id
+                and self._evictions.kept_for(node_id, shape) is None
+            )
+
+        if not demand.is_together:
+            return [is_usable]
+        names = sorted({domain_of(demand, room) for room in self.state.rooms.values()})[:DOMAINS_MAX]
+
+        def is_usable_in(name: str) -> Callable[[NodeId], bool]:
+            return lambda node_id: is_usable(node_id) and domain_of(demand, self.room(node_id)) == name
+
+        return [is_usable_in(name) for name in names]
 
     def _grow(self) -> bool:
         """Give elastic gangs more replicas, a step each in turn, where there is room; True where some are given.
@@ -437,12 +518,19 @@ class Round:
         if any(block.quota_of in lineage for _, block in rivals if not block.is_cordoned):
             return False
         wanted = [self.ranking(demand).looks for demand, block in rivals if block.is_for_room]
+        here = ""
+        if shape.demand.is_together:
+            # Its other replicas are all in one domain.
+            nodes = self._went_to.get(job.job_id) or {run.node_id for run in job.members()}
+            here = domain_of(shape.demand, self.room(min(nodes)))
         own: set[NodeId] = set()
         if shape.demand.is_distinct:
             # Its replicas share no device: the new ones go where none of them is.
             own = self._went_to.get(job.job_id, set()) | {run.node_id for run in job.runs.values() if run.holds}
 
         def is_barred(node_id: NodeId) -> bool:
+            if here and domain_of(shape.demand, self.room(node_id)) != here:
+                return True
             return node_id in own or any(looks.get(node_id) not in NEVER for looks in wanted)
 
         found = self._take(shape, job.tenant, step, is_charge_open=True, is_barred=is_barred)
@@ -639,9 +727,20 @@ class Round:
             and (room := self.room(node_id)).state is NodeState.READY
             and not self._evictions.kept_for(node_id, shape)
         ]
-        self._reservation = reserve(shape.demand, job.job_id, rooms)
+        self._reservation = self._soonest(shape.demand, job.job_id, rooms)
         if self._reservation is not None:
             self.reserved = dict.fromkeys(sorted(self._reservation.nodes), job.job_id)
+
+    def _soonest(self, demand: Demand, job_id: JobId, rooms: list[tuple[NodeRoom, int]]) -> Reservation | None:
+        """The nodes that are free the soonest: of all, or of the domain where that is, if they must be in one."""
+        if not demand.is_together:
+            return reserve(demand, job_id, rooms)
+        parts: dict[str, list[tuple[NodeRoom, int]]] = {}
+        for room, free in rooms:
+            parts.setdefault(domain_of(demand, room), []).append((room, free))
+        kept = [(name, reserve(demand, job_id, part)) for name, part in sorted(parts.items())]
+        found = [(each.free_at, len(each.nodes), name, each) for name, each in kept if each is not None]
+        return min(found, key=lambda one: one[:3])[3] if found else None
 
     def _state_placed(self, job: JobView, demand: Demand, choices: list[Choice], *, first: int = 0) -> None:
         policy = policy_id(self._selection.policy(demand))
@@ -682,6 +781,7 @@ class Round:
                     ),
                     excluded={str(why): count for why, count in sorted(choice.excluded.items()) if count},
                     policy=policy,
+                    topology=domain_of(demand, room) if demand.topology else "",
                     price_micro=self.state.kept.price_micro if is_bidding(self.state, job) else 0,
                 )
             )

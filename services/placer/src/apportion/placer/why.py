@@ -16,9 +16,10 @@ from apportion.placer.constraints import Where
 from apportion.placer.estimates import Estimate, estimate
 from apportion.placer.orders import OrderKey, S, head_of
 from apportion.placer.reasons import Reason, held_back, reason_of, too_early
-from apportion.placer.rooms import Demand, Out, places_on, replicas_when_empty
+from apportion.placer.rooms import Demand
 from apportion.placer.rounds import Block, Round
 from apportion.placer.state import Kept, Settings, Shape, State, order_in, order_of, shape_of, state_of
+from apportion.placer.topology import could_hold
 from apportion.pool.state import JobState, JobView, Pool
 
 
@@ -182,13 +183,7 @@ def _ahead(state: State, job: JobView, now: int, placed: set[JobId]) -> int:
 
 def _could_start(state: State, demand: Demand) -> bool:
     """Whether all replicas would fit on the nodes that there are, were they empty and in use."""
-    replicas = 0
-    for room in state.rooms.values():
-        if not isinstance(places_on(demand, room.kind), Out):
-            replicas += replicas_when_empty(demand, room)
-            if replicas >= demand.replicas:
-                return True
-    return False
+    return could_hold(demand, state.rooms.values())
 
 
 def _changes(round_: Round, job: JobView, shape: Shape, block: Block) -> Iterator[Change]:
@@ -214,6 +209,8 @@ def _without(demand: Demand) -> Iterator[tuple[str, str, str, Demand]]:
     if demand.mig_profile:
         other = replace(demand, mig_profile="", mode=None, compute_milli=1, memory_mib=1)
         yield "mig_profile", demand.mig_profile, "the smallest share in any mode", other
+    if demand.is_together:
+        yield "gang.required", f"one {demand.topology}", "preferred", replace(demand, is_together=False)
     if demand.is_distinct:
         yield "device.distinct", "true", "false", replace(demand, is_distinct=False)
     if demand.avoid:
