@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from apportion.contracts import samples, subjects
 from apportion.contracts.causes import DeviceHealth, IsolationFinding, IsolationTest, Mode
-from apportion.contracts.events import IsolationTestStarted, IsolationVerdict, Slice
+from apportion.contracts.events import Device, IsolationTestStarted, IsolationVerdict, Slice
 from apportion.contracts.fields import LABEL
 from apportion.contracts.ids import JobId, NodeId, PoolId, RunId, agent_author, job_of_run
 from apportion.contracts.units import BYTES_PER_MIB, MILLI_PER_DEVICE
@@ -45,6 +45,7 @@ from apportion.node_agent.machine import inventory_of, with_lost
 from apportion.node_agent.nvml import Devices, NoDriver, NvmlFailed, open_devices
 from apportion.node_agent.processes import Processes, RootInUse
 from apportion.node_agent.run_logs import Retention
+from apportion.node_agent.run_users import USER, RunUsers, UserInvalid, closed_above, users_of
 from apportion.node_agent.shell import Shell, session_leaders
 from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
 from apportion.node_agent.simnode import SimulatedNode
@@ -101,6 +102,8 @@ class AgentSettings(Common, frozen=True, kw_only=True):
     """How many files each process of a run may have open; 0: as many as this agent may. Costs a fork for each run."""
     run_processes_max: Annotated[int, Meta(ge=0, le=4_194_304)] = 0
     """How many processes and threads a run may have at once, by control groups; 0: as many as the machine takes."""
+    run_user: Annotated[str, Meta(pattern=USER)] = ""
+    """Runs are started as this user (a name, uid or uid:gid), or as one each of a range such as 20000-20999."""
     container_engine: Annotated[str, Meta(pattern="^(auto|docker|podman|none)$")] = "auto"
     """What starts jobs that name an image: the first of docker and podman that answers, one of them, or none."""
     dcgm_job_mapping_dir: str = ""
@@ -142,6 +145,7 @@ class Agent:
         self._simulated: SimulatedNode | None = None
         self._host = no_limits(self._state_dir)
         self._containers: Containers | None = None
+        self._users = self._run_users(settings.run_user)
         self._limits_memory = False
         """Device memory can be limited by cgroup here."""
 
@@ -195,6 +199,7 @@ class Agent:
                 processes_max=settings.run_processes_max,
                 open_files_max=settings.run_open_files_max,
                 containers=self._containers,
+                users=self._users,
             )
             stack.push_async_callback(shell.close)
             tools = Tools(
@@ -371,6 +376,9 @@ class Agent:
         limits = " ".join((self._host.by, *self._host.can))
         engine = None if self._containers is None else self._containers.engine
         said = "none" if engine is None else f"{engine.name} {engine.version}"
+        if self._users.is_other:
+            # A server of MPS serves one user, and what looks after it has the agent's.
+            found = msgspec.structs.replace(found, devices=tuple(map(_without_mps, found.devices)))
         capabilities = {**found.capabilities, HOST_LIMITS: limits, ENGINE: said}
         if engine is not None:
             found = msgspec.structs.replace(found, labels={**found.labels, READY: "yes"})
@@ -378,6 +386,21 @@ class Agent:
             # Asked of a group that we made: our own may be the root, which has no limits.
             capabilities[MEMORY_LIMITS] = "ok"
         return msgspec.structs.replace(found, capabilities=capabilities)
+
+    def _run_users(self, setting: str) -> RunUsers:
+        try:
+            users = users_of(setting)
+        except UserInvalid as err:
+            raise AgentRefused(f"run_user: {err}") from err
+        if users.is_other and os.geteuid() != 0:
+            raise AgentRefused("run_user: only root starts runs as others: start the agent as root, or leave it out")
+        self._state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if users.is_other and (closed := closed_above(self._state_dir)) is not None:
+            raise AgentRefused(
+                f"run_user: other users can't go through {closed} to their directories: chmod o+x it, or choose "
+                f"another data_dir"
+            )
+        return users
 
     def _find_engine(self) -> None:
         """An engine that comes or goes later is found by the next agent: runs of this one depend on it."""
@@ -445,7 +468,9 @@ class Agent:
             retention = Retention(
                 bytes_max=self._settings.kept_logs_mib * BYTES_PER_MIB, seconds_max=self._settings.kept_logs_h * 3600
             )
-            return await stack.enter_async_context(Processes(self._state_dir, retention=retention))
+            return await stack.enter_async_context(
+                Processes(self._state_dir, retention=retention, is_passed_through=self._users.is_other)
+            )
         except RootInUse as err:
             raise AgentRefused(
                 f"another agent of {self._node} is at work in {self._state_dir}: stop it, or choose another --node-id"
@@ -551,6 +576,10 @@ class Agent:
                 bus.send_soon(subject, shell.usage())
                 bus.send_soon(of_devices, health.samples())
                 health.look()
+
+
+def _without_mps(device: Device) -> Device:
+    return msgspec.structs.replace(device, modes=tuple(mode for mode in device.modes if mode is not Mode.MPS))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

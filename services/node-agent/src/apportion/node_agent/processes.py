@@ -48,6 +48,7 @@ from apportion.node_agent.run_records import (
     Observed,
     Prepared,
     ProcessSeen,
+    RunAs,
     Running,
     Started,
     Unreadable,
@@ -88,6 +89,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     open_files_max: int | None = None
     groups: Groups | None = None
     """Control groups, made and read back, in which the workload is started."""
+    user: RunAs | None = None
+    """As whom the workload is started, and whose its private directory is; None: the agent's own."""
+    owner: RunAs | None = None
+    """Whose the directory is, where what is started is only the client of a container's engine."""
 
 
 class StartedProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,11 +208,14 @@ class Processes:
         *,
         spawner_idle_s: float = _SPAWNER_IDLE_S,
         retention: Retention = _RETENTION,
+        is_passed_through: bool = False,
     ) -> None:
+        """``is_passed_through``: other users may go through the directory to what is theirs below it."""
         self._root = root
         self._runs = root / "runs"
         self._runs_path = str(self._runs)
         self._spawner_idle_s = spawner_idle_s
+        self._mode = 0o711 if is_passed_through else 0o700
         self._boot_id = _boot_id()
         self._watched: dict[RunId, _Watched] = {}
         self._starting: dict[RunId, asyncio.Future[_Watched]] = {}
@@ -233,7 +241,8 @@ class Processes:
     async def __aenter__(self) -> Self:
         """Take the directory for this agent; raises RootInUse where another one holds it."""
         self._runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._root.chmod(0o700)
+        for directory in (self._root, self._runs):
+            directory.chmod(self._mode)
         self._lock_fd = os.open(self._root / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -495,6 +504,8 @@ class Processes:
             log_bytes_max=launch.log_bytes_max,
             open_files_max=launch.open_files_max,
             groups=launch.groups,
+            user=launch.user,
+            owner=launch.owner,
             boot_id=self._boot_id,
             token=token,
         )
@@ -881,6 +892,10 @@ def _make_directory(runs: str, intent: Intent) -> bool:
     os.mkdir(draft, 0o700)
     try:
         os.mkdir(f"{draft}/work", 0o700)
+        owner = intent.owner or intent.user
+        if owner is not None:
+            os.chown(f"{draft}/work", owner.uid, owner.gid)
+            os.chmod(draft, 0o711)  # noqa: PTH101, S103  it may go through to its own, and read nothing on the way
         fd = os.open(f"{draft}/intent.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, msgspec.json.encode(intent))

@@ -39,6 +39,13 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     """Says ``oom_kill N``: how many processes the kernel killed for want of memory; empty where nobody counts."""
 
 
+class RunAs(msgspec.Struct, frozen=True, kw_only=True):
+    """Another user than the agent's, as whom a run is started; it has no other groups."""
+
+    uid: int
+    gid: int
+
+
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's order, written before anything is started (``intent.json``)."""
 
@@ -51,6 +58,9 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     open_files_max: int | None
     boot_id: str
     groups: Groups | None = None
+    user: RunAs | None = None
+    owner: RunAs | None = None
+    """Whose its private directory is, where that is neither the agent's user nor ``user``."""
     token: str
     """Random, and in the workload's environment: marks the processes of this start of this run and no others."""
 

@@ -48,6 +48,8 @@ from apportion.node_agent.processes import (
     StartFailed,
     StartRefused,
 )
+from apportion.node_agent.run_records import RunAs
+from apportion.node_agent.run_users import NoUserFree, RunUsers, variables_of
 from apportion.runtime.clock import Clock, SystemClock
 
 _RELEASE_PAUSE_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -81,6 +83,7 @@ class Shell:
         processes_max: int = 0,
         open_files_max: int = 0,
         containers: Containers | None = None,
+        users: RunUsers | None = None,
     ) -> None:
         """``on_slices`` hears of the slices of all live runs, each time that they change."""
         self._processes = processes
@@ -105,6 +108,7 @@ class Shell:
         self._processes_max = processes_max
         self._open_files_max = open_files_max or None
         self._containers = containers
+        self._users = users or RunUsers()
         self._boxed: set[RunId] = set()
         """Runs that have a container, or may have one."""
         self._frozen: set[RunId] = set()
@@ -204,6 +208,8 @@ class Shell:
                 cpus=cpus,
                 checkpoint=checkpoints.variables(order.checkpoint, self._processes.work_path(run)),
             )
+            user = self._users.take(run)
+            env |= variables_of(user, self._processes.work_path(run))
             # Only here, after everything was read back, is anybody asked to start it.
             launch = Launch(
                 run_id=run,
@@ -212,6 +218,7 @@ class Shell:
                 env=env,
                 log_bytes_max=self._log_bytes_max,
                 groups=groups,
+                user=user,
                 open_files_max=self._open_files_max,
             )
             if set_up.cgroup:
@@ -232,7 +239,7 @@ class Shell:
                 if isinstance(err.observed, run_records.Ended)
                 else self._start_failed(run, RunCause.START_FAILED, err.reason)
             )
-        except (SpawnerUnavailable, NvmlFailed, OSError, ValueError) as err:
+        except (SpawnerUnavailable, NoUserFree, NvmlFailed, OSError, ValueError) as err:
             return self._start_failed(run, RunCause.START_FAILED, f"{type(err).__name__}: {err}")
         return self._running(order, process, enforced, cpus)
 
@@ -263,6 +270,7 @@ class Shell:
         if limits.is_strict and not limits.cpus:
             raise LimitsNotSet(run, "no usable CPU is next to its devices")
         work = self._processes.work_path(run)
+        user = self._users.take(run) or RunAs(uid=os.getuid(), gid=os.getgid())
         env = environment_of(
             order,
             inherited={},
@@ -285,7 +293,7 @@ class Shell:
             devices=tuple(filter(None, visible.split(","))),
             limits=limits,
             open_files_max=self._open_files_max or 0,
-            user=f"{os.getuid()}:{os.getgid()}",
+            user=f"{user.uid}:{user.gid}",
             work=work,
             mps_pipe=set_up.env.get("CUDA_MPS_PIPE_DIRECTORY", ""),
         )
@@ -301,6 +309,7 @@ class Shell:
                 CONTAINER_VARIABLE: self._containers.name_of(run),
             },
             log_bytes_max=self._log_bytes_max,
+            owner=user if self._users.is_other else None,  # The client itself is ours.
         )
         await self._processes.prepare(launch)
         try:
@@ -465,6 +474,7 @@ class Shell:
             return False
         self._boxed.discard(run)
         self._frozen.discard(run)
+        self._users.give_back(run)
         await asyncio.get_running_loop().run_in_executor(None, self._host.release, run)
         self._processes_of.pop(run, None)
         self._slices_of.pop(run, None)
@@ -619,6 +629,7 @@ class Shell:
                 env = observed.intent.env
                 slices = slices_in(env)
                 self._slices_of[run] = slices
+                self._users.found(run, observed.intent.owner or observed.intent.user)
                 if env.get(CONTAINER_VARIABLE):
                     self._boxed.add(run)
                 started = None

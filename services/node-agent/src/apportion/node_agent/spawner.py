@@ -318,6 +318,8 @@ class _Shim:
                 stdout=out,
                 stderr=err,
                 process_group=0,
+                # Its directory is gone into before the user is changed: it needs no way there of its own.
+                **_as_user(intent.get("user")),
                 close_fds=False,  # All of ours close on exec by themselves.
             )
         except (OSError, ValueError) as error:
@@ -367,6 +369,10 @@ class _Shim:
             "max_rss_kib": usage.ru_maxrss,
             "cpu_us": round((usage.ru_utime + usage.ru_stime) * 1e6),
         }
+
+
+def _as_user(user: dict[str, int] | None) -> dict[str, Any]:
+    return {} if user is None else {"user": user["uid"], "group": user["gid"], "extra_groups": []}
 
 
 def _join(group: str) -> None:
