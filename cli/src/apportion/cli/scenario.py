@@ -196,6 +196,13 @@ def run(scenario: Scenario, folder: Path, say: Callable[[str], None]) -> list[Fi
     return judged(scenario, ours, theirs)
 
 
+def log_of(folder: Path) -> Path:
+    """The log of the run that was kept in that folder."""
+    from apportion.cli.places import log_file
+
+    return log_file(folder / "run", POOL)
+
+
 def judged(scenario: Scenario, ours: dict[str, float | None], theirs: dict[str, float | None] | None) -> list[Figure]:
     """The figures held against what was wanted of them."""
     found = []
