@@ -19,6 +19,8 @@ NOTHING: dict[str, Any] = {
     "limits": (),
     "guarantees": (),
     "weight": None,
+    "weights": (),
+    "on_lowered": None,
     "order": None,
     "is_fair": None,
     "reclaim": None,

@@ -1,6 +1,6 @@
 """What is told about a job is what the log says, in words."""
 
-from apportion.cli.reasons import event_line, is_about, waiting_text, why_text
+from apportion.cli.reasons import event_line, is_about, stopped_text, waiting_text, why_text
 from apportion.cli.replaying import replay_lines
 from apportion.contracts.causes import Refusal
 from apportion.contracts.envelope import Undecodable
@@ -44,6 +44,16 @@ def test_a_failed_job_names_the_run_that_decided_it() -> None:
         "  it took 2 attempts; the earlier ones ended by NodeLost",
         "  its run acme/a/0/2 on node-1 ended UserError exit_code 3",
     ]
+
+
+def test_who_waits_again_is_told_who_stopped_it_and_why() -> None:
+    """Else a preempted job reads as if it had never run."""
+    body = '{"actor":"service:placer","reason":"queue train takes back what is guaranteed to it"}'
+    stop = {"kind": "RunStopOrdered", "cause": "Preempted", "said_by": "placer", "body": body}
+    assert stopped_text([stop, {"kind": "RunReleased"}]) == [
+        "  its last run was stopped (Preempted) by service:placer: queue train takes back what is guaranteed to it"
+    ]
+    assert stopped_text([{"kind": "RunPlaced"}]) == []
 
 
 def test_an_event_is_one_line_whatever_a_stranger_put_into_it() -> None:

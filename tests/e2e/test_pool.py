@@ -26,14 +26,15 @@ _PATIENCE_S = 60.0
 class Pool:
     """A pool that ``apportion up`` runs in a directory of its own."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, options: tuple[str, ...] = ("--nodes", "2")) -> None:
         self.data_dir = data_dir
+        self._options = options
         self.process: subprocess.Popen[str] | None = None
 
     def up(self) -> PoolNote:
         """Start it, and wait until it says that it is ready."""
         self.process = subprocess.Popen(
-            [*_COMMAND, "up", "--port", "0", "--nodes", "2", "--data-dir", str(self.data_dir)],
+            [*_COMMAND, "up", "--port", "0", *self._options, "--data-dir", str(self.data_dir)],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "APPORTION_CONFIG": ""},

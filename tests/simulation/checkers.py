@@ -4,6 +4,7 @@ Written without the pool's fold and without any core: a rule checked by the code
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -432,30 +433,39 @@ class Checker:
                     job_id,
                     piece,
                 )
-        used: dict[QueueId, Counter[str]] = {}
-        jobs: dict[QueueId, set[JobId]] = {}
+        used: dict[str, Counter[str]] = {}
+        jobs: dict[str, set[JobId]] = {}
         for run in self.holding.values():
-            queue: QueueId | None = self.admitted[run.job_id].spec.queue
-            while queue is not None:
-                amounts = used.setdefault(queue, Counter())
+            for holder in self._bounded(run.job_id):
+                amounts = used.setdefault(holder, Counter())
                 amounts["cpu_milli"] += run.cpu_milli
                 for piece in run.slices:
                     amounts["compute_milli"] += piece.compute_milli
                     amounts["memory_mib"] += piece.memory_mib
                     amounts[self.devices[piece.device_uuid].model] += piece.compute_milli
-                jobs.setdefault(queue, set()).add(run.job_id)
-                queue = self.limits[queue].parent
+                jobs.setdefault(holder, set()).add(run.job_id)
         for name, amounts in used.items():
-            queue_limits = self.limits[name]
+            tenant = name.removeprefix("tenant:")
+            told = self.limits[QueueId(name)] if tenant == name else self.policies[TenantId(tenant)]
             for what, most in (
-                ("compute_milli", queue_limits.limit_compute_milli),
-                ("memory_mib", queue_limits.limit_memory_mib),
-                ("cpu_milli", queue_limits.limit_cpu_milli),
-                *queue_limits.limit_model_milli.items(),
+                ("compute_milli", told.limit_compute_milli),
+                ("memory_mib", told.limit_memory_mib),
+                ("cpu_milli", told.limit_cpu_milli),
+                *told.limit_model_milli.items(),
             ):
-                must(most is None or amounts[what] <= most, "no queue above its limit", name, what, amounts[what])
-            most = queue_limits.limit_jobs
-            must(most is None or len(jobs[name]) <= most, "no queue above its limit", name, "jobs", len(jobs[name]))
+                must(most is None or amounts[what] <= most, "nobody above a limit", name, what, amounts[what])
+            most = told.limit_jobs
+            must(most is None or len(jobs[name]) <= most, "nobody above a limit", name, "jobs", len(jobs[name]))
+
+    def _bounded(self, job_id: JobId) -> Iterator[str]:
+        """Whose limits what the job holds counts for: its queue's, those above, and its tenant's."""
+        admitted = self.admitted[job_id]
+        queue: QueueId | None = admitted.spec.queue
+        while queue is not None:
+            yield queue
+            queue = self.limits[queue].parent
+        if admitted.tenant in self.policies:
+            yield f"tenant:{admitted.tenant}"
 
     def started(self, run_id: RunId, node_id: NodeId) -> None:
         """A machine began to start the run's process."""

@@ -16,7 +16,7 @@ import msgspec
 from apportion.admission import core as admission_core
 from apportion.contracts import codec, subjects
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, RunCause, ServiceClass
+from apportion.contracts.causes import Mode, OnLowered, RunCause, ServiceClass
 from apportion.contracts.codec import Message
 from apportion.contracts.envelope import Basis, Entry, Stream
 from apportion.contracts.ids import (
@@ -580,7 +580,15 @@ class World:
             self.wish(OPERATOR, queue)
         self.wish(
             OPERATOR,
-            ev.PolicyUpsertRequested(for_tenant="tenant-1", rate_per_min=120, burst=6, reason="one tenant is bounded"),
+            ev.PolicyUpsertRequested(
+                for_tenant="tenant-1",
+                rate_per_min=120,
+                burst=6,
+                limit_compute_milli=3_000,
+                limit_jobs=2,
+                on_lowered=OnLowered.RECLAIM,
+                reason="one tenant is bounded",
+            ),
         )
         self.requests_left = self.options.jobs
         self.after(200 * MS, self._request)

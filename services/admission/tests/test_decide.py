@@ -931,5 +931,5 @@ def test_a_round_of_ends_is_bounded_and_the_next_goes_on() -> None:
 def test_the_policy_names_its_rules() -> None:
     """A replay has to know which rules decided."""
     name, _, digest = core.POLICY.partition("#")
-    assert name == "admission@4"
+    assert name == "admission@6"
     assert len(digest) == 12

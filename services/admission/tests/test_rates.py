@@ -10,7 +10,8 @@ from apportion.admission import core, rates
 from apportion.admission.rates import Flow, Limits
 from apportion.admission.testing import History
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Refusal, WorkloadKind
+from apportion.contracts.causes import OnLowered, Refusal, WorkloadKind
+from apportion.contracts.envelope import Undecodable
 from apportion.contracts.ids import OPERATOR, TenantId
 from apportion.contracts.testing import ACME, NOON, a_job_request, a_node, a_queue
 
@@ -229,3 +230,84 @@ def test_the_pace_is_that_of_those_who_left_last() -> None:
     assert rates.room_s(flow, 1, 34 * S) == 30
     assert rates.room_s(flow, 1000, 34 * S) == rates.RETRY_S_MAX
     assert rates.room_s(None, 1, 0) == rates.RETRY_S_DEFAULT
+
+
+def test_wishes_that_come_too_fast_are_put_off_before_anything_of_them_is_looked_at() -> None:
+    """Whatever they ask, and even where nobody could read them; each has its answer, and others are served."""
+    history = a_pool(for_tenant="acme", wish_rate_per_min=60, wish_burst=2)
+    history.wish(a_job_request(queue="nope"), event_id="a")
+    history.wish(Undecodable(code=Refusal.NOT_JSON, type="JobRequested", size=3))
+    for wish in (
+        a_job_request(job_id="b"),
+        a_job_request(job_id="c", dry_run=True),
+        ev.JobCancelRequested(job_id="nobody"),
+        Undecodable(code=Refusal.NOT_JSON, type="JobRequested", size=3),
+    ):
+        history.wish(wish)
+    history.wish(a_job_request(job_id="b"), tenant=TenantId("other"))
+    facts = history.settle()
+    assert [getattr(fact, "answers", 0) for fact in facts] == [2, 3, 4, 5, 6, 7, 8]
+    codes = [getattr(fact, "code", None) for fact in facts]
+    put_off = [Refusal.RATE_LIMITED] * 4
+    assert codes == [Refusal.QUEUE_NOT_FOUND, Refusal.NOT_JSON, *put_off, None]
+    assert [fact.retry_after_s for fact in facts if isinstance(fact, ev.JobRejected | ev.WishRejected)] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
+    assert rejected(facts[2]).expected == "at most 60 wishes a minute of acme, 2 at once, whatever they ask"
+    assert isinstance(ask(history, "b", NOON + S), ev.JobAdmitted)
+
+
+def test_a_replay_puts_off_the_same_wishes() -> None:
+    """The bucket is a number in the fold; a snapshot has it, and the facts alone come to it."""
+    history = a_pool(wish_rate_per_min=6, wish_burst=3)
+    said = [type(ask(history, f"j{number}", NOON + number * S)).__name__ for number in range(6)]
+    assert said == ["JobAdmitted"] * 3 + ["JobRejected"] * 3
+    again = core.initial()
+    for entry in history.entries:
+        core.evolve(again, entry)
+    for state in (again, core.restore(core.snapshot(history.state))):
+        assert core.snapshot(state) == core.snapshot(history.state)
+        assert state.kept.flows[ACME].wishes_full_at == NOON + 30 * S
+
+
+def test_tenants_that_nobody_knows_share_one_bucket() -> None:
+    """There may be any number of names, and a count for each would grow for ever. Operators have none."""
+    history = a_pool(wish_rate_per_min=60, wish_burst=2)
+    for number in range(4):
+        history.wish(a_job_request(), tenant=TenantId(f"stranger-{number}"))
+        history.wish(ev.JobCancelRequested(job_id="acme/x"), tenant=OPERATOR)
+    codes = [getattr(fact, "code", None) for fact in history.settle()]
+    assert codes[::2] == [Refusal.TENANT_UNKNOWN] * 2 + [Refusal.RATE_LIMITED] * 2
+    assert set(codes[1::2]) == {Refusal.JOB_NOT_FOUND}
+    assert "?" in history.state.kept.flows
+    assert len(history.state.kept.flows) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        ({"limit_jobs": 3}, "limit_jobs"),
+        ({"limit_model_milli": {"b200": 1}}, "limit_model_milli"),
+        ({"on_lowered": OnLowered.RECLAIM}, "on_lowered"),
+        ({"for_tenant": "acme", "wish_burst": 3}, "wish_rate_per_min"),
+    ],
+)
+def test_limits_are_a_tenants_and_a_burst_is_of_a_rate(policy: dict[str, Any], field: str) -> None:
+    """What the pool or a queue may hold is said elsewhere."""
+    fact = ask_policy(a_pool(), **policy)
+    assert isinstance(fact, ev.WishRejected)
+    assert fact.field == field
+
+
+def test_a_job_that_its_tenant_may_never_hold_is_refused() -> None:
+    """Waiting for a limit that it can never meet would be waiting for ever."""
+    history = a_pool(for_tenant="acme", limit_memory_mib=6000, limit_jobs=2)
+    assert isinstance(ask(history, "a"), ev.JobAdmitted)
+    refused = rejected(ask_with(history, gang=ev.Gang(size=2)))
+    assert (refused.code, refused.field) == (Refusal.QUOTA_EXCEEDED, "resources.gpu_memory_mib")
+    assert refused.expected == "at most 6000 MiB of device memory, the limit of tenant acme"
+    assert isinstance(ask(history, "b", tenant=TenantId("other"), event_id="o"), ev.JobAdmitted)

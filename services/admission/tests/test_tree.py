@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from apportion.admission.testing import History
 from apportion.contracts import events as ev
-from apportion.contracts.causes import QueueOrder, Refusal
-from apportion.contracts.ids import OPERATOR, QueueId
-from apportion.contracts.testing import a_job_request, a_queue
+from apportion.contracts.causes import OnLowered, QueueOrder, Refusal
+from apportion.contracts.ids import OPERATOR, NodeId, QueueId
+from apportion.contracts.testing import a_job_request, a_node, a_queue
 
 
 def a_tree() -> History:
@@ -39,6 +40,8 @@ def test_all_that_is_said_of_a_queue_becomes_the_fact() -> None:
         limit_model_milli={"h100-80": 2000},
         guaranteed_compute_milli=1000,
         weight=3,
+        weights={"memory_mib": 2, "h100-80": 5},
+        on_lowered=OnLowered.RECLAIM,
         order=QueueOrder.SEED,
         is_fair=False,
         reclaim=False,
@@ -170,3 +173,31 @@ def test_a_dry_run_says_how_full_the_queues_above_are() -> None:
         "Its guaranteed_compute_milli goes from none to 500.",
         "Its weight goes from 1 to 2.",
     )
+
+
+def test_a_guarantee_that_the_pool_cannot_hold_is_told_with_both_numbers() -> None:
+    """And is not refused, as nodes come and go; without a node, nothing is known of those that will come."""
+    history = a_tree()
+    wish = ev.QueueUpsertRequested(queue="solo", tenants=("acme",), guaranteed_compute_milli=5000)
+    assert answer(history, wish).note == ""
+    history.settle()
+    history.fact(a_node(devices=8))
+    fact = answer(history, wish)
+    assert isinstance(fact, ev.QueueUpserted)
+    assert (
+        fact.note
+        == "More is guaranteed than there is on 1 nodes: guaranteed_compute_milli comes to 9000 and the pool has 8000."
+    )
+    history.settle()
+    assert answer(history, msgspec.structs.replace(wish, guaranteed_compute_milli=4000)).note == ""
+    history.settle()
+    model = ev.QueueUpsertRequested(queue="model", tenants=("acme",), guaranteed_model_milli={"b200": 1})
+    assert "guaranteed_model_milli.b200 comes to 1 and the pool has 0" in answer(history, model).note
+    history.settle()
+    history.fact(ev.NodeFenced(node_id=NodeId("node-1"), epoch=1, runs=()))
+    history.fact(a_node("node-2", devices=2))
+    below = ev.QueueUpsertRequested(
+        queue="train", parent="team", tenants=("acme",), guaranteed_compute_milli=1000, dry_run=True
+    )
+    judged = answer(history, below)
+    assert "guaranteed_compute_milli comes to 8000 and the pool has 2000" in judged.would[-1]

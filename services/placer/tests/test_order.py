@@ -174,6 +174,16 @@ def test_what_is_guaranteed_goes_first_then_the_rest_by_weight() -> None:
     assert by_queue(state) == {"a": 6, "b": 6}
 
 
+def test_a_queue_may_weigh_more_in_one_resource() -> None:
+    """Both hold nothing but devices; in these a counts three times, and in memory, which nobody is short of, once."""
+    facts = [a_queue("b"), a_node(devices=12), *flooded(12, "b", "a")]
+    assert by_queue(told(a_queue("a", weights={"compute_milli": 3, "h100-80": 3}), *facts)) == {"a": 6, "b": 6}
+    weights = {"compute_milli": 3, "h100-80": 3, "memory_mib": 3}
+    assert by_queue(told(a_queue("a", weights=weights), *facts)) == {"a": 9, "b": 3}
+    assert by_queue(told(a_queue("a", weight=3), *facts)) == {"a": 9, "b": 3}
+    assert by_queue(told(a_queue("a", weight=3, weights={"memory_mib": 1}), *facts)) == {"a": 6, "b": 6}
+
+
 def test_shares_hold_at_each_level_of_the_tree() -> None:
     """Team and solo have half each; inside team, a has two parts of three."""
     state = told(

@@ -14,6 +14,7 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import (
     DeviceHealth,
     Mode,
+    OnLowered,
     Pending,
     PreemptionKind,
     QueueOrder,
@@ -68,6 +69,7 @@ class World:
         self.facts: list[ev.Fact] = []
         self.nodes: dict[NodeId, NodeLedger] = {}
         self.queues: dict[QueueId, ev.QueueUpserted] = {}
+        self.policies: dict[TenantId, ev.PolicyUpserted] = {}
         self.specs: dict[JobId, ev.JobAdmitted] = {}
         self.queued: dict[JobId, int] = {}
         """Waiting jobs, and since which attempt."""
@@ -341,6 +343,21 @@ class World:
                 pass
 
     def limit(self, dice: int) -> None:
+        on_lowered = tuple(OnLowered)[(dice >> 20) % 2]
+        if (dice >> 21) % 4 == 0:
+            policy = ev.PolicyUpserted(
+                for_tenant=TENANTS[dice % 2],
+                limit_compute_milli=(None, 1000, 2000)[(dice >> 2) % 3],
+                limit_memory_mib=(None, 60_000)[(dice >> 4) % 2],
+                limit_jobs=(None, 2, 5)[(dice >> 6) % 3],
+                limit_model_milli=({}, {"h100-80": 1500})[(dice >> 9) % 2],
+                on_lowered=on_lowered,
+                answers=0,
+                actor="operator",
+            )
+            self.policies[TENANTS[dice % 2]] = policy
+            self.tell(policy)
+            return
         name = ("main", "side", "team")[dice % 3]
         is_below = name != "team" and QueueId("team") in self.queues and (dice >> 10) % 3
         queue = a_queue(
@@ -354,6 +371,8 @@ class World:
             limit_model_milli=({}, {"h100-80": 1500})[(dice >> 9) % 2],
             guaranteed_compute_milli=(None, 1000)[(dice >> 12) % 2],
             weight=1 + (dice >> 13) % 2,
+            weights=({}, {"memory_mib": 3, "h100-80": 2})[(dice >> 19) % 2],
+            on_lowered=on_lowered,
             order=(None, *QueueOrder)[(dice >> 14) % 5],
             is_fair=(dice >> 17) % 2 == 0,
             is_cordoned=(dice >> 18) % 8 == 0,
@@ -420,12 +439,32 @@ class World:
     def check_stop(self, fact: ev.RunStopOrdered) -> None:
         assert fact.run_id in self.live
         assert fact.run_id not in self.ordered, "each run is told once"
-        if fact.cause in {StopCause.PREEMPTED, StopCause.SHRUNK}:
+        if fact.cause is StopCause.PREEMPTED and "holds" in fact.reason:
+            self.check_taken_back(self.runs[fact.run_id].job_id)
+        elif fact.cause in {StopCause.PREEMPTED, StopCause.SHRUNK}:
             assert any(fact.run_id in decided.runs for decided in self.preempted.values())
         else:
             assert self.must_stop(fact.run_id)
         assert 0 <= fact.grace_s <= self.specs[self.runs[fact.run_id].job_id].spec.grace_s
         self.ordered.add(fact.run_id)
+
+    def check_taken_back(self, job_id: JobId) -> None:
+        """Only of somebody who holds more than a limit that takes back what is beyond; and only whoever agreed."""
+        assert self.specs[job_id].spec.preemptible
+        spec, tenant = self.specs[job_id].spec, self.specs[job_id].tenant
+        lineage = [spec.queue] + [q.parent for q in self.queues.values() if q.queue == spec.queue and q.parent]
+        found: list[tuple[ev.QueueUpserted | ev.PolicyUpserted, list[ev.RunPlaced]]] = []
+        for queue in (self.queues[name] for name in lineage if name in self.queues):
+            names = {queue.queue, *(each.queue for each in self.queues.values() if each.parent == queue.queue)}
+            found.append((queue, [run for run in self.runs.values() if self.specs[run.job_id].spec.queue in names]))
+        if tenant in self.policies:
+            found.append((self.policies[tenant], [run for run in self.runs.values() if run.tenant == tenant]))
+        assert any(told.on_lowered is OnLowered.RECLAIM and self.excess(told, mine) for told, mine in found)
+
+    def excess(self, told: ev.QueueUpserted | ev.PolicyUpserted, mine: list[ev.RunPlaced]) -> bool:
+        limits = self.limits_of(told)
+        is_over = any(limit is not None and sum(map(amount, mine)) > limit for limit, amount in limits.values())
+        return is_over or (told.limit_jobs is not None and len({run.job_id for run in mine}) > told.limit_jobs)
 
     def check_preemption(self, fact: ev.PreemptionDecided) -> None:
         """Only for a class that comes after, only whoever agreed and had its time, whole jobs, few, and never back."""
@@ -513,6 +552,8 @@ class World:
                 tenants = {run.tenant for run in here for other in run.slices if other.device_uuid == piece.device_uuid}
                 assert tenants == {placed.tenant}
         self.check_limits(spec.queue)
+        if (policy := self.policies.get(placed.tenant)) is not None:
+            self.check_limits_of(policy, [run for run in self.runs.values() if run.tenant == placed.tenant])
 
     def check_partition(self, spec: ev.JobSpec, piece: ev.Slice, device: ev.Device, here: list[ev.RunPlaced]) -> None:
         """A MIG instance lies where its profile may, and over nothing else."""
@@ -546,30 +587,35 @@ class World:
     def check_limits(self, name: QueueId) -> None:
         above: QueueId | None = name
         while above is not None and (queue := self.queues.get(above)) is not None:
-            self.check_limits_of(queue, name)
+            names = {queue.queue, *(each.queue for each in self.queues.values() if each.parent == queue.queue)}
+            self.check_limits_of(
+                queue, [run for run in self.runs.values() if self.specs[run.job_id].spec.queue in names]
+            )
+            assert not queue.is_cordoned
             above = queue.parent
 
-    def check_limits_of(self, queue: ev.QueueUpserted, placed_in: QueueId) -> None:
+    def check_limits_of(self, told: ev.QueueUpserted | ev.PolicyUpserted, mine: list[ev.RunPlaced]) -> None:
         """Whatever the last placement adds to is within its limit; the rest may be older than the limit."""
-        names = {queue.queue, *(each.queue for each in self.queues.values() if each.parent == queue.queue)}
-        mine = [run for run in self.runs.values() if self.specs[run.job_id].spec.queue in names]
-        last = list(self.runs.values())[-1]
-        assert self.specs[last.job_id].spec.queue == placed_in
-        assert not queue.is_cordoned
+        last = mine[-1]
+        assert last is list(self.runs.values())[-1]
+        for what, (limit, amount) in self.limits_of(told).items():
+            if amount(last):
+                assert limit is None or sum(map(amount, mine)) <= limit, what
+        assert told.limit_jobs is None or len({run.job_id for run in mine}) <= told.limit_jobs
+
+    def limits_of(
+        self, told: ev.QueueUpserted | ev.PolicyUpserted
+    ) -> dict[str, tuple[int | None, Callable[[ev.RunPlaced], int]]]:
         models = {device.uuid: device.model for node in self.nodes.values() for device in node.devices.values()}
-        limits: dict[str, tuple[int | None, Callable[[ev.RunPlaced], int]]] = {
-            "compute": (queue.limit_compute_milli, lambda run: sum(p.compute_milli for p in run.slices)),
-            "memory": (queue.limit_memory_mib, lambda run: sum(p.memory_mib for p in run.slices)),
-            "cpu": (queue.limit_cpu_milli, lambda run: run.cpu_milli),
+        return {
+            "compute": (told.limit_compute_milli, lambda run: sum(p.compute_milli for p in run.slices)),
+            "memory": (told.limit_memory_mib, lambda run: sum(p.memory_mib for p in run.slices)),
+            "cpu": (told.limit_cpu_milli, lambda run: run.cpu_milli),
             "h100-80": (
-                queue.limit_model_milli.get("h100-80"),
+                told.limit_model_milli.get("h100-80"),
                 lambda run: sum(p.compute_milli for p in run.slices if models[p.device_uuid] == "h100-80"),
             ),
         }
-        for what, (limit, amount) in limits.items():
-            if amount(last):
-                assert limit is None or sum(map(amount, mine)) <= limit, what
-        assert queue.limit_jobs is None or len({run.job_id for run in mine}) <= queue.limit_jobs
 
 
 CONFIGS: Final = st.sampled_from(

@@ -436,7 +436,7 @@ async def story_of(place: "Place", name: str) -> dict[str, Any]:
 @pool_options
 def why(job: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
     """Why JOB waits, runs where it runs, or ended as it did."""
-    from apportion.cli.reasons import why_text
+    from apportion.cli.reasons import stopped_text, why_text
 
     place = place_of(data_dir, pool, bus_url)
     content = run(story_of(place, job))
@@ -446,6 +446,8 @@ def why(job: str, output: str, data_dir: str | None, pool: str | None, bus_url: 
 
         now = run(why_now(place, content["job"]["job_id"]))
     lines = why_text(content) if now is None else [printable(now["text"])]
+    if content["job"]["state"] == "waiting":
+        lines += stopped_text(content["timeline"])
     answer = {
         "job": content["job"],
         "pending": content["pending"],

@@ -11,13 +11,28 @@ from apportion.cli.output import output_option, print_rows, say
 from apportion.cli.wish_commands import ask_wish, wish_options
 
 NEWEST = """
+WITH run AS (
+    SELECT tenant, sum(compute_milli) AS compute_milli, sum(memory_mib) AS memory_mib, count(DISTINCT job_id) AS jobs
+    FROM v_run WHERE freed_seq IS NULL GROUP BY tenant
+)
 SELECT coalesce(body ->> '$.for_tenant', '(pool)') AS for_tenant,
+    CAST(body -> '$.limit_compute_milli' AS BIGINT) AS limit_compute_milli,
+    CAST(coalesce(compute_milli, 0) AS BIGINT) AS held_compute_milli,
+    CAST(body -> '$.limit_memory_mib' AS BIGINT) AS limit_memory_mib,
+    CAST(coalesce(memory_mib, 0) AS BIGINT) AS held_memory_mib,
+    CAST(body -> '$.limit_jobs' AS BIGINT) AS limit_jobs, CAST(coalesce(jobs, 0) AS BIGINT) AS held_jobs,
+    CAST(body -> '$.limit_cpu_milli' AS BIGINT) AS limit_cpu_milli,
+    coalesce(body -> '$.limit_model_milli', '{}') AS limit_model_milli,
+    coalesce(body ->> '$.on_lowered', 'keep') AS on_lowered,
+    CAST(body -> '$.wish_rate_per_min' AS BIGINT) AS wish_rate_per_min,
+    CAST(body -> '$.wish_burst' AS BIGINT) AS wish_burst,
     CAST(body -> '$.rate_per_min' AS BIGINT) AS rate_per_min, CAST(body -> '$.burst' AS BIGINT) AS burst,
     CAST(body -> '$.pending_max' AS BIGINT) AS pending_max, body ->> '$.isolation' AS isolation,
     CAST(body -> '$.pool_pending_max' AS BIGINT) AS pool_pending_max,
     CAST(body -> '$.buffer_pct' AS BIGINT) AS buffer_pct,
     body -> '$.defaults' AS defaults, body ->> '$.actor' AS actor, body ->> '$.reason' AS reason, recorded
-FROM v_event WHERE kind = 'PolicyUpserted'
+FROM v_event LEFT JOIN run ON run.tenant = body ->> '$.for_tenant'
+WHERE kind = 'PolicyUpserted'
 QUALIFY row_number() OVER (PARTITION BY body ->> '$.for_tenant' ORDER BY ordinal DESC) = 1
 ORDER BY for_tenant
 """
@@ -25,7 +40,7 @@ ORDER BY for_tenant
 
 @cli.group()
 def policy() -> None:
-    """Rates, bounds of waiting jobs, isolation and defaults, of the pool and of tenants."""
+    """Rates, limits, bounds of waiting jobs, isolation and defaults, of the pool and of tenants."""
 
 
 @policy.command("show")
@@ -36,8 +51,31 @@ def policy_show(output: str, data_dir: str | None, pool: str | None, bus_url: st
     from apportion.cli.question import ask_sql
 
     found = run(ask_sql(place_of(data_dir, pool, bus_url), NEWEST))
-    columns = ("for_tenant", "rate_per_min", "burst", "pending_max", "isolation", "pool_pending_max", "buffer_pct")
-    wide = ("defaults", "actor", "reason")
+    columns = (
+        "for_tenant",
+        "rate_per_min",
+        "burst",
+        "wish_rate_per_min",
+        "pending_max",
+        "isolation",
+        "held_compute_milli",
+        "limit_compute_milli",
+        "held_memory_mib",
+        "limit_memory_mib",
+        "held_jobs",
+        "limit_jobs",
+    )
+    wide = (
+        "limit_cpu_milli",
+        "limit_model_milli",
+        "on_lowered",
+        "wish_burst",
+        "pool_pending_max",
+        "buffer_pct",
+        "defaults",
+        "actor",
+        "reason",
+    )
     print_rows(found.rows, kind="policies", output=output, columns=columns, wide=wide, name="for_tenant")
     if not found.rows and output in {"table", "wide"}:
         say("No policy was set: the settings of admission go for all (`apportion config show`).")
@@ -53,8 +91,15 @@ def policy_set(*, file: Path, **options: Any) -> int:
     for_tenant = "acme"                # left out: the pool's
     rate_per_min = 120                 # jobs admitted a minute
     burst = 20
+    wish_rate_per_min = 600            # wishes that are looked at, whatever they ask
+    wish_burst = 100
     pending_max = 500                  # jobs that wait at once
     isolation = "fault"                # the least that its jobs get
+    # A tenant's only: what it holds in all queues together (also limit_cpu_milli, limit_model_milli):
+    limit_compute_milli = 8000
+    limit_memory_mib = 600_000
+    limit_jobs = 50
+    on_lowered = "reclaim"             # what is beyond a lowered limit is preempted; keep: it runs on
     # The pool's only:
     pool_pending_max = 50_000
     buffer_pct = 15

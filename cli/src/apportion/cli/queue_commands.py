@@ -34,8 +34,14 @@ _COLUMNS: Final = (
 )
 _WIDE: Final = (
     "guaranteed_memory_mib",
+    "guaranteed_cpu_milli",
     "held_cpu_milli",
     "limit_cpu_milli",
+    "guaranteed_jobs",
+    "guaranteed_model_milli",
+    "limit_model_milli",
+    "weights",
+    "on_lowered",
     "live_jobs",
     "runs",
     "is_cordoned",
@@ -137,7 +143,11 @@ def show_text(content: dict[str, Any]) -> str:
     policy = content["policy"]
     where = f" below {content['parent']}" if content["parent"] else ""
     lines = [f"queue {content['queue']}{where}" + (", cordoned" if content["is_cordoned"] else "")]
-    lines.append(f"  tenants {', '.join(content['tenants']) or 'none of its own'}; weight {content['weight']}")
+    weights = ", ".join(f"{weight} of {name}" for name, weight in sorted((policy.get("weights") or {}).items()))
+    lines.append(
+        f"  tenants {', '.join(content['tenants']) or 'none of its own'}; weight {content['weight']}"
+        + (f", {weights}" if weights else "")
+    )
     for name, unit in _UNITS:
         guaranteed, limit = policy.get(f"guaranteed_{name}"), policy.get(f"limit_{name}")
         said = f"  holds {content[f'held_{name}']} {unit}"
@@ -156,6 +166,10 @@ def show_text(content: dict[str, Any]) -> str:
         f"{'tenants take turns' if policy.get('is_fair') else 'tenants take no turns'}, "
         f"{'takes back' if policy.get('reclaim') else 'does not take back'} what is guaranteed to it"
     )
+    if policy.get("on_lowered") == "reclaim":
+        lines.append("  what is beyond a limit is taken back")
+    if policy.get("note"):
+        lines.append(f"  {policy['note']}")
     waits = ", ".join(f"{jobs} {code}" for code, jobs in content["waits"].items())
     lines.append(f"  {content['waiting']} jobs wait here and below" + (f"; its own: {waits}" if waits else ""))
     if policy.get("actor"):
@@ -173,17 +187,29 @@ def show_text(content: dict[str, Any]) -> str:
 )
 @click.option("--weight", type=click.IntRange(1, 1000), help="Its part of what no guarantee claims.")
 @click.option(
+    "--weight-of",
+    "weights",
+    multiple=True,
+    metavar=_AMOUNT,
+    help="Its part of one resource where that is another, 1 to 1000; 'none' ends it.",
+)
+@click.option(
     "--order", type=click.Choice(["classes", "seed", "strict", "bids", "pool"]), help="How its jobs are ordered."
 )
 @click.option("--fair/--unfair", "is_fair", default=None, help="Whether its tenants take turns.")
 @click.option("--reclaim/--no-reclaim", default=None, help="Whether borrowers are stopped for its guarantee.")
+@click.option(
+    "--on-lowered",
+    type=click.Choice(["keep", "reclaim"]),
+    help="Whether runs beyond a limit that is set below what is held run on, or are preempted.",
+)
 @click.option("--cordon/--open", "is_cordoned", default=None, help="Whether nothing of it is placed.")
 @wish_options(is_reason_required=False)
 def set_queue(*, name: str, **options: Any) -> int:
     """Make queue NAME, or change what is given of it; the rest of it stays.
 
     RESOURCE is compute_milli, memory_mib, cpu_milli, jobs, or a device model for milli-GPU on devices of that model:
-    --limit compute_milli=4000 --limit h100-80=2000 --guarantee compute_milli=1000.
+    --limit compute_milli=4000 --limit h100-80=2000 --guarantee compute_milli=1000 --weight-of memory_mib=2.
     """
     place = place_of(options["data_dir"], options["pool"], options["bus_url"])
     return run(_set(place, name, options))
@@ -215,7 +241,7 @@ def changed(before: "QueueUpserted | None", name: str, options: dict[str, Any]) 
     given |= {"queue": name, "reason": options["reason"], "dry_run": options["dry_run"]}
     if options["tenants"]:
         given["tenants"] = list(options["tenants"])
-    for field in ("weight", "is_fair", "reclaim", "is_cordoned"):
+    for field in ("weight", "is_fair", "reclaim", "is_cordoned", "on_lowered"):
         if options[field] is not None:
             given[field] = options[field]
     for field, none in (("parent", "none"), ("order", "pool")):
@@ -224,19 +250,28 @@ def changed(before: "QueueUpserted | None", name: str, options: dict[str, Any]) 
     for kind, pairs in (("limit", options["limits"]), ("guaranteed", options["guarantees"])):
         for pair in pairs:
             _put(given, kind, pair)
+    for pair in options["weights"]:
+        resource, amount = _pair("--weight-of", pair)
+        weights = dict(given.get("weights") or {})
+        weights.pop(resource, None)
+        given["weights"] = weights | ({} if amount is None else {resource: amount})
     return given
 
 
-def _put(given: dict[str, Any], kind: str, pair: str) -> None:
+def _pair(option: str, pair: str) -> tuple[str, int | None]:
+    """The resource and the amount, None where the option ends it. Raises CommandFailed."""
     resource, _, said = pair.partition("=")
     if not resource or not (said == "none" or said.isdecimal()):
-        option = "--limit" if kind == "limit" else "--guarantee"
         raise CommandFailed(
             f"{option}: expected {_AMOUNT}, a whole number or 'none', found {pair!r}",
             code=Exit.USAGE,
-            hint=f"Such as {option} compute_milli=4000.",
+            hint=f"Such as {option} compute_milli={3 if 'weight' in option else 4000}.",
         )
-    amount = None if said == "none" else int(said)
+    return resource, None if said == "none" else int(said)
+
+
+def _put(given: dict[str, Any], kind: str, pair: str) -> None:
+    resource, amount = _pair("--limit" if kind == "limit" else "--guarantee", pair)
     if resource in _RESOURCES:
         given[f"{kind}_{resource}"] = amount
         return

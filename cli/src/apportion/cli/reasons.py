@@ -62,6 +62,18 @@ def waiting_text(name: str, pending: dict[str, Any] | None) -> list[str]:
     return [printable(line) for line in lines]
 
 
+def stopped_text(timeline: list[dict[str, Any]]) -> list[str]:
+    """By whom and why the last run of a job that waits again was stopped; nothing where none was."""
+    last = _last(timeline, "RunStopOrdered")
+    if last is None:
+        return []
+    body = _body(last)
+    reason = f": {body['reason']}" if body.get("reason") else ""
+    return [
+        printable(f"  its last run was stopped ({last['cause']}) by {body.get('actor') or last['said_by']}{reason}")
+    ]
+
+
 def memory_text(memory: dict[str, Any] | None) -> list[str]:
     """What was expected of a job's memory, what its runs used, and what earlier ones advise, as far as it is known."""
     if memory is None:

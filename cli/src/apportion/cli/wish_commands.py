@@ -228,7 +228,8 @@ def answer_text(answer: dict[str, Any]) -> str:
     if "verdict" in answer:
         lines = [f"dry run: would be answered {answer['fact']} {about}".rstrip(), *answer.get("would", ())]
         return "\n  ".join(printable(line) for line in lines)
-    return printable(f"{name} {about}")
+    note = answer.get("note", "")
+    return "\n  ".join(printable(line) for line in (f"{name} {about}", note) if line)
 
 
 def code_of_answer(answer: dict[str, Any]) -> int:

@@ -393,6 +393,16 @@ class ServiceClass(StrEnum):
 
 
 @unique
+class OnLowered(StrEnum):
+    """What becomes of runs that hold more than a limit allows, as it was lowered or is new."""
+
+    KEEP = "keep"
+    """They run on until they end; until then nothing more is placed."""
+    RECLAIM = "reclaim"
+    """As many as are too many are preempted, with their grace; those that agreed to be."""
+
+
+@unique
 class QueueOrder(StrEnum):
     """In which order the jobs of one queue are placed."""
 

@@ -22,6 +22,7 @@ from apportion.contracts.causes import (
     KeyChange,
     Mode,
     NodeRule,
+    OnLowered,
     Pending,
     PreemptionKind,
     Pricing,
@@ -61,6 +62,7 @@ from apportion.contracts.fields import (
     Uri,
     Version,
     WebUri,
+    Weight,
     Word,
 )
 from apportion.contracts.ids import (
@@ -490,8 +492,10 @@ class QueueUpsertRequested(Wish, frozen=True, kw_only=True, tag="QueueUpsertRequ
     guaranteed_cpu_milli: Count | None = None
     guaranteed_jobs: Count | None = None
     guaranteed_model_milli: Annotated[dict[Name, Count], Meta(max_length=64)] = {}
-    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
+    weight: Weight = 1
     """Its part of what no guarantee claims, beside its siblings'."""
+    weights: Annotated[dict[Name, Weight], Meta(max_length=64)] = {}
+    """The same of single resources: compute_milli, memory_mib, cpu_milli or a model; of others it is ``weight``."""
     order: QueueOrder | None = None
     """How its own jobs are ordered; None: as the pool's are."""
     is_fair: bool = True
@@ -500,6 +504,8 @@ class QueueUpsertRequested(Wish, frozen=True, kw_only=True, tag="QueueUpsertRequ
     """Whether runs that borrow its guaranteed share are preempted for it."""
     is_cordoned: bool = False
     """Nothing of it is placed; what runs, runs on."""
+    on_lowered: OnLowered = OnLowered.KEEP
+    """What becomes of runs beyond a limit that is set below what is held."""
     reason: Text = ""
     dry_run: bool = False
 
@@ -528,8 +534,22 @@ class PolicyUpsertRequested(Wish, frozen=True, kw_only=True, tag="PolicyUpsertRe
     """How many of them may come at once."""
     pending_max: Positive | None = None
     """Jobs of a tenant that may wait at once."""
+    wish_rate_per_min: Positive | None = None
+    """Wishes of a tenant that are looked at in a minute: all job requests, and what is refused or a dry run."""
+    wish_burst: Positive | None = None
+    """How many of them may come at once."""
     isolation: IsolationLevel | None = None
     """The least that a tenant's jobs get, whatever they ask."""
+    limit_compute_milli: Count | None = None
+    """What the tenant's runs hold at most, in all queues together. A tenant's only, like the other limits."""
+    limit_memory_mib: Count | None = None
+    limit_cpu_milli: Count | None = None
+    limit_jobs: Count | None = None
+    """Jobs that hold something."""
+    limit_model_milli: Annotated[dict[Name, Count], Meta(max_length=64)] = {}
+    """Milli-GPU on devices of each model named."""
+    on_lowered: OnLowered = OnLowered.KEEP
+    """What becomes of its runs beyond a limit that is set below what it holds."""
     pool_pending_max: Positive | None = None
     """Jobs that may wait at once, whosever they are. The pool's only, like what follows."""
     buffer_pct: Annotated[int, Meta(ge=10, le=20)] | None = None
@@ -1009,6 +1029,8 @@ class WishRejected(Fact, frozen=True, kw_only=True, tag="WishRejected.v1"):
     expected: str = ""
     found: str = ""
     message: str = ""
+    retry_after_s: int = 0
+    """After so many seconds the same may be asked again; 0: that would change nothing."""
     note: str = ""
     """What the publisher could do better beside; empty where there is nothing to say."""
 
@@ -1097,13 +1119,17 @@ class QueueUpserted(Fact, frozen=True, kw_only=True, tag="QueueUpserted.v1"):
     guaranteed_jobs: int | None = None
     guaranteed_model_milli: dict[str, int] = {}
     weight: int = 1
+    weights: dict[str, int] = {}
     order: QueueOrder | None = None
     is_fair: bool = True
     reclaim: bool = True
     is_cordoned: bool = False
+    on_lowered: OnLowered = OnLowered.KEEP
     answers: int
     actor: str
     reason: str = ""
+    note: str = ""
+    """What an operator should know of it, with numbers: guarantees beyond what the pool has. Empty: nothing."""
 
 
 class PolicyUpserted(Fact, frozen=True, kw_only=True, tag="PolicyUpserted.v1"):
@@ -1115,7 +1141,15 @@ class PolicyUpserted(Fact, frozen=True, kw_only=True, tag="PolicyUpserted.v1"):
     rate_per_min: int | None = None
     burst: int | None = None
     pending_max: int | None = None
+    wish_rate_per_min: int | None = None
+    wish_burst: int | None = None
     isolation: IsolationLevel | None = None
+    limit_compute_milli: int | None = None
+    limit_memory_mib: int | None = None
+    limit_cpu_milli: int | None = None
+    limit_jobs: int | None = None
+    limit_model_milli: dict[str, int] = {}
+    on_lowered: OnLowered = OnLowered.KEEP
     pool_pending_max: int | None = None
     buffer_pct: int | None = None
     defaults: dict[WorkloadKind, KindDefaults] = {}

@@ -72,6 +72,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Count = Annotated[int, Meta(ge=0, le=2_147_483_647)]
 Positive = Annotated[int, Meta(ge=1, le=2_147_483_647)]
 Milli = Annotated[int, Meta(ge=1, le=1000)]
+Weight = Annotated[int, Meta(ge=1, le=1000)]
 """Milli-GPU of one device: 1000 is the whole."""
 Currency = Annotated[str, Meta(pattern=CURRENCY)]
 """An ISO 4217 code."""

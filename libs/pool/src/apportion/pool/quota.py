@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import QueueOrder
+from apportion.contracts.causes import OnLowered, QueueOrder
 from apportion.contracts.ids import QueueId, TenantId
 
 Amounts = dict[str, int]
@@ -25,6 +25,22 @@ LEVELS_MAX: Final = 8
 """Queues above one another."""
 
 
+class Told(Struct, frozen=True):
+    """Who said how much somebody may hold, and what becomes of those who hold more."""
+
+    on_lowered: OnLowered = OnLowered.KEEP
+    actor: str = ""
+    reason: str = ""
+    event_id: str = ""
+
+
+class TenantView(Struct, frozen=True):
+    """What a tenant may hold in all queues together."""
+
+    limits: Amounts
+    told: Told
+
+
 class QueueView(Struct):
     """One queue: its limits and what runs in it and below it hold."""
 
@@ -34,10 +50,13 @@ class QueueView(Struct):
     limits: Amounts = {}
     guaranteed: Amounts = {}
     weight: int = 1
+    weights: Amounts = {}
+    """Of single resources; of the others it is ``weight``."""
     order: QueueOrder | None = None
     is_fair: bool = True
     reclaim: bool = True
     is_cordoned: bool = False
+    told: Told = Told()
     used: Amounts = {}
     """Held by runs here and below: a projection of the runs, without what is 0."""
     used_by: dict[TenantId, Amounts] = {}
@@ -76,8 +95,10 @@ def of_model(model: str) -> str:
     return f"{COMPUTE}:{model}"
 
 
-def limits_of(event: ev.QueueUpserted | ev.QueueUpsertRequested) -> Amounts:
-    """What the queue may hold, by resource."""
+def limits_of(
+    event: ev.QueueUpserted | ev.QueueUpsertRequested | ev.PolicyUpserted | ev.PolicyUpsertRequested,
+) -> Amounts:
+    """What the queue, or the tenant, may hold, by resource."""
     return _amounts(
         event.limit_compute_milli,
         event.limit_memory_mib,
@@ -96,6 +117,12 @@ def guaranteed_of(event: ev.QueueUpserted | ev.QueueUpsertRequested) -> Amounts:
         event.guaranteed_jobs,
         event.guaranteed_model_milli,
     )
+
+
+def weights_of(event: ev.QueueUpserted) -> Amounts:
+    """The queue's weight in single resources."""
+    named = {(name if name in RESOURCES else of_model(name)): weight for name, weight in event.weights.items()}
+    return dict(sorted(named.items()))
 
 
 def _amounts(
@@ -147,7 +174,7 @@ def children(queues: Mapping[QueueId, QueueView]) -> dict[QueueId | None, list[Q
     return found
 
 
-def upsert(queues: dict[QueueId, QueueView], event: ev.QueueUpserted) -> None:
+def upsert(queues: dict[QueueId, QueueView], event: ev.QueueUpserted, event_id: str) -> None:
     """Let the queue be as the fact says; what its runs hold goes with it where it moves in the tree."""
     queue = queues.get(event.queue)
     if queue is None:
@@ -162,7 +189,21 @@ def upsert(queues: dict[QueueId, QueueView], event: ev.QueueUpserted) -> None:
     queue.limits = limits_of(event)
     queue.guaranteed = guaranteed_of(event)
     queue.weight = event.weight
+    queue.weights = weights_of(event)
+    queue.told = Told(event.on_lowered, event.actor, event.reason, event_id)
     queue.order = event.order
     queue.is_fair = event.is_fair
     queue.reclaim = event.reclaim
     queue.is_cordoned = event.is_cordoned
+
+
+def bound(tenants: dict[TenantId, TenantView], event: ev.PolicyUpserted, event_id: str) -> None:
+    """Let the tenant hold what the fact allows; a pool's policy says nothing of that."""
+    if event.for_tenant is None:
+        return
+    limits = limits_of(event)
+    if limits:
+        told = Told(event.on_lowered, event.actor, event.reason, event_id)
+        tenants[event.for_tenant] = TenantView(limits, told)
+    else:
+        tenants.pop(event.for_tenant, None)

@@ -47,7 +47,7 @@ from apportion.contracts.ids import (
     replica_of_run,
 )
 from apportion.pool import quota
-from apportion.pool.quota import QueueView
+from apportion.pool.quota import QueueView, TenantView
 
 
 @unique
@@ -240,6 +240,10 @@ class Pool(Struct):
     at: int = 0
     """When that fact was recorded."""
     queues: dict[QueueId, QueueView] = {}
+    tenants: dict[TenantId, TenantView] = {}
+    """Those whose policy limits what they hold."""
+    held_by: dict[TenantId, quota.Amounts] = {}
+    """What the runs of each tenant hold, in all queues together; without those who hold nothing."""
     nodes: dict[NodeId, NodeView] = {}
     jobs: dict[JobId, JobView] = {}
     run_jobs: dict[RunId, JobId] = {}
@@ -334,7 +338,9 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
             _ended(pool, event.job_id)
             _followed(pool, entry, event)
         case ev.QueueUpserted():
-            quota.upsert(pool.queues, event)
+            quota.upsert(pool.queues, event, entry.event_id)
+        case ev.PolicyUpserted():
+            quota.bound(pool.tenants, event, entry.event_id)
         case ev.NodeRegistered():
             _registered(pool, entry, event)
         case ev.DeviceHealthChanged():
@@ -773,11 +779,12 @@ def _charge(pool: Pool, run: RunView, sign: int) -> None:
     charge = run.charge | quota.ONE_JOB if is_edge else run.charge
     for queue in quota.lineage(pool.queues, job.spec.queue):
         quota.add(queue.used, charge, sign)
-    if (own := pool.queues.get(job.spec.queue)) is not None:
-        held = own.used_by.setdefault(job.tenant, {})
+    own = pool.queues.get(job.spec.queue)
+    for holders in (pool.held_by, *(() if own is None else (own.used_by,))):
+        held = holders.setdefault(job.tenant, {})
         quota.add(held, charge, sign)
         if not held:
-            del own.used_by[job.tenant]
+            del holders[job.tenant]
 
 
 def _charge_of(pool: Pool, run: RunView) -> quota.Amounts:

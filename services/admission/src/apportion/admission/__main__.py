@@ -53,6 +53,10 @@ class AdmissionSettings(AuthorSettings, frozen=True, kw_only=True):
     """How many of them may come at once; 0: all."""
     tenant_pending_max: _Count = TENANT_PENDING_MAX
     """Jobs of a tenant that may wait at once; 0: no limit."""
+    tenant_wish_rate_per_min: _Count = 0
+    """Wishes of a tenant that are looked at in a minute, whatever they ask, where no policy says otherwise; 0: all."""
+    tenant_wish_burst: _Count = 0
+    """How many of them may come at once; 0: all."""
     pool_pending_max: _Count = POOL_PENDING_MAX
     """Jobs that may wait at once, whosever they are; 0: no limit."""
     default_compute_milli_training: _Share = DEFAULT_SHARES[WorkloadKind.TRAINING].compute_milli

@@ -6,7 +6,7 @@ go on or end (`lifecycle`). Where a job runs is the placer's decision, and how t
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 from typing import Final
 
@@ -25,18 +25,18 @@ from apportion.admission.state import (
     evolve,
     initial,
     job_of,
+    looked_at,
     position,
     profile_of,
     restore,
     snapshot,
 )
 from apportion.contracts import events as ev
-from apportion.contracts.causes import PUT_OFF, Refusal, StopCause
+from apportion.contracts.causes import PUT_OFF, OnLowered, Refusal, StopCause, Verdict
 from apportion.contracts.cloudevents import NOTES
-from apportion.contracts.ids import JobId, QueueId, TenantId, is_name
+from apportion.contracts.ids import JobId, QueueId, TenantId, is_name, tenant_of_job
 from apportion.pool import quota
-from apportion.pool.quota import QueueView
-from apportion.pool.state import JobState, JobView, is_met
+from apportion.pool.state import JobState, JobView, Pool, is_met
 
 __all__ = ["POLICY", "State", "decide", "evolve", "initial", "position", "restore", "snapshot", "wake_at"]
 
@@ -46,7 +46,16 @@ FACTS_PER_ROUND: Final = 900
 REFUSED_PER_ROUND: Final = 300
 """Undecodable wishes that one decision refuses, beside the wishes that it answers."""
 
-RULES: Final = 5
+_TENANTS_OWN: Final = (
+    "limit_compute_milli",
+    "limit_memory_mib",
+    "limit_cpu_milli",
+    "limit_jobs",
+    "limit_model_milli",
+)
+"""Fields of a policy that go for one tenant."""
+
+RULES: Final = 6
 """Goes up whenever the same history would lead to another decision."""
 
 
@@ -135,6 +144,8 @@ class _Round:
         """Jobs as the wishes answered so far leave them."""
         self._let_in: Counter[TenantId] = Counter()
         """Jobs that this round has admitted, of each tenant, and of the pool under POOL."""
+        self._looked: Counter[TenantId] = Counter()
+        """Wishes that this round has looked at, by whose bucket they took from."""
         self._settled: dict[int, int] = {}
         """First wishes that were put off, and those of this round that were answered for good in their place."""
         self._touched: set[JobId] = set()
@@ -148,6 +159,60 @@ class _Round:
 
     def answer(self, asked: Asked) -> bool:
         """State the answer to a wish; False where the wishes behind it have to wait for that to be folded."""
+        if not self._state.bounds_wishes or ev.is_operator(asked.tenant):
+            return self._answer(asked)
+        if wait_s := self._wait_s(asked.tenant):
+            self._put_off_unseen(asked, wait_s)
+            return True
+        before = len(self.facts)
+        is_last = not self._answer(asked)
+        for fact in self.facts[before:]:
+            if (tenant := looked_at(fact)) is not None:
+                self._looked[self._state.pays(tenant)] += 1
+        return not is_last
+
+    def _wait_s(self, tenant: TenantId) -> int:
+        """Seconds until a wish of the tenant's is looked at again; 0 for now."""
+        whose = self._state.pays(tenant)
+        limits = self._state.rules_of(whose).wishes
+        flow = self._state.kept.flows.get(whose)
+        full_at = 0 if flow is None else flow.wishes_full_at
+        return rates.wait_s(rates.taken(full_at, limits, self._now, self._looked[whose]), limits, self._now)
+
+    def _put_off_unseen(self, asked: Asked, wait_s: int) -> None:
+        """Answer a wish that came too fast, before anything that it says is looked at."""
+        limits = self._state.rules_of(self._state.pays(asked.tenant)).wishes
+        refused = Refused(
+            code=Refusal.RATE_LIMITED,
+            expected=bounded(
+                f"at most {limits.rate_per_min} wishes a minute of {asked.tenant}, {limits.depth} at once, "
+                "whatever they ask"
+            ),
+            found="more than that",
+            hint=f"Send it again after {wait_s} s: until then nothing of it is looked at.",
+        )
+        if asked.wish is not None and asked.wish.dry_run:
+            self.facts.append(
+                ev.WishJudged(
+                    tenant=asked.tenant,
+                    answers=asked.seq,
+                    wish_id=asked.event_id,
+                    wish_type=bounded(asked.subject_type),
+                    verdict=Verdict.REJECTED,
+                    fact=ev.WishRejected.__name__,
+                    code=refused.code,
+                    expected=refused.expected,
+                    found=refused.found,
+                    message=refused.message(),
+                    caused_by=asked.event_id,
+                )
+            )
+        elif asked.subject_type == ev.JobRequested.__name__:
+            self._reject(asked, refused, None, retry_after_s=wait_s)
+        else:
+            self._refuse(asked, refused, retry_after_s=wait_s)
+
+    def _answer(self, asked: Asked) -> bool:
         match asked.wish:
             case None:
                 self._refuse_undecodable(asked)
@@ -287,7 +352,7 @@ class _Round:
         if isinstance(spec, Refused):
             return spec
         return (
-            _beyond_limits(spec, self._state.pool.queues)
+            _beyond_limits(spec, tenant, self._state.pool)
             or validate.not_offered(spec, self._state.offers)
             or validate.no_engine(spec, (node.labels for node in self._state.pool.nodes.values()))
             or (spec, size)
@@ -744,7 +809,7 @@ class _Round:
     def _resize(self, asked: Asked, wish: ev.JobResizeRequested, job: Seen) -> None:
         spec = validate.resized(job.spec, wish.gpu_milli, wish.gpu_memory_mib)
         if isinstance(spec, ev.JobSpec):
-            spec = _beyond_limits(spec, self._state.pool.queues) or spec
+            spec = _beyond_limits(spec, tenant_of_job(job.job_id), self._state.pool) or spec
         if isinstance(spec, Refused):
             self._refuse(asked, spec)
             return
@@ -806,13 +871,16 @@ class _Round:
                 guaranteed_jobs=wish.guaranteed_jobs,
                 guaranteed_model_milli=wish.guaranteed_model_milli,
                 weight=wish.weight,
+                weights=wish.weights,
                 order=wish.order,
                 is_fair=wish.is_fair,
                 reclaim=wish.reclaim,
                 is_cordoned=wish.is_cordoned,
+                on_lowered=wish.on_lowered,
                 answers=asked.seq,
                 actor=_actor(asked),
                 reason=wish.reason,
+                note=tree.note(self._state.pool, wish),
                 caused_by=asked.event_id,
             )
         )
@@ -832,10 +900,24 @@ class _Round:
                     found=bounded(str(getattr(wish, field))),
                     hint="It goes for the whole pool: leave for_tenant out.",
                 )
-        if refused is None and wish.burst and not wish.rate_per_min:
-            refused = Refused(
-                code=Refusal.FIELD_MISSING, field="rate_per_min", expected="a rate beside burst", found="nothing"
-            )
+        for field in (*_TENANTS_OWN, *(("on_lowered",) if wish.on_lowered is not OnLowered.KEEP else ())):
+            found = getattr(wish, field)
+            if refused is None and wish.for_tenant is None and found is not None and found != {}:
+                refused = Refused(
+                    code=Refusal.FIELD_CONFLICT,
+                    field=field,
+                    expected="nothing in the pool's policy",
+                    found=bounded(str(found)),
+                    hint="It is a tenant's: name for_tenant; what a queue may hold is the queue's.",
+                )
+        for rate, burst in (("rate_per_min", wish.burst), ("wish_rate_per_min", wish.wish_burst)):
+            if refused is None and burst and not getattr(wish, rate):
+                refused = Refused(
+                    code=Refusal.FIELD_MISSING,
+                    field=rate,
+                    expected="a rate beside burst" if rate == "rate_per_min" else "a rate beside wish_burst",
+                    found="nothing",
+                )
         if refused is not None:
             self._refuse(asked, refused)
             return False
@@ -845,7 +927,15 @@ class _Round:
                 rate_per_min=wish.rate_per_min,
                 burst=wish.burst,
                 pending_max=wish.pending_max,
+                wish_rate_per_min=wish.wish_rate_per_min,
+                wish_burst=wish.wish_burst,
                 isolation=wish.isolation,
+                limit_compute_milli=wish.limit_compute_milli,
+                limit_memory_mib=wish.limit_memory_mib,
+                limit_cpu_milli=wish.limit_cpu_milli,
+                limit_jobs=wish.limit_jobs,
+                limit_model_milli=wish.limit_model_milli,
+                on_lowered=wish.on_lowered,
                 pool_pending_max=wish.pool_pending_max,
                 buffer_pct=wish.buffer_pct,
                 defaults=wish.defaults,
@@ -899,7 +989,7 @@ class _Round:
             self._settled[first_wish] = asked.seq
         self.facts.append(rejected)
 
-    def _refuse(self, asked: Asked, refused: Refused) -> None:
+    def _refuse(self, asked: Asked, refused: Refused, *, retry_after_s: int = 0) -> None:
         self.facts.append(
             ev.WishRejected(
                 tenant=asked.tenant,
@@ -911,6 +1001,7 @@ class _Round:
                 expected=refused.expected,
                 found=refused.found,
                 message=refused.message(),
+                retry_after_s=retry_after_s,
                 note=NOTES.get(asked.ingress, ""),
                 caused_by=asked.event_id,
             )
@@ -947,8 +1038,8 @@ class _Round:
         self.facts.append(fact)
 
 
-def _beyond_limits(spec: ev.JobSpec, queues: Mapping[QueueId, QueueView]) -> Refused | None:
-    """Why the job can never run within the limits of its queue and those above; None where it can.
+def _beyond_limits(spec: ev.JobSpec, tenant: TenantId, pool: Pool) -> Refused | None:
+    """Why the job can never run within the limits of its tenant, its queue and those above; None where it can.
 
     What is in use now is the placer's, and so is what depends on the devices that the job comes to.
     """
@@ -964,14 +1055,17 @@ def _beyond_limits(spec: ev.JobSpec, queues: Mapping[QueueId, QueueView]) -> Ref
         milli = slices * spec.compute_milli
         asked[quota.of_model(model)] = (milli, f"milli-GPU of {model}", "resources")
     amounts = {name: amount for name, (amount, _, _) in asked.items()}
-    for queue in quota.lineage(queues, spec.queue):
-        for name in quota.exceeded({}, amounts, queue.limits):
-            limit = queue.limits[name]
+    bounds = [(f"queue {queue.queue_id}", queue.limits) for queue in quota.lineage(pool.queues, spec.queue)]
+    if (own := pool.tenants.get(tenant)) is not None:
+        bounds.append((f"tenant {tenant}", own.limits))
+    for whose, limits in bounds:
+        for name in quota.exceeded({}, amounts, limits):
+            limit = limits[name]
             amount, unit, field = asked[name]
             return Refused(
                 code=Refusal.QUOTA_EXCEEDED,
                 field=field,
-                expected=f"at most {limit} {unit}, the limit of queue {queue.queue_id}",
+                expected=f"at most {limit} {unit}, the limit of {whose}",
                 found=f"{amount} {unit}" + (f" over {spec.replicas_least} replicas" if spec.replicas_least > 1 else ""),
                 hint="Ask for less, or ask the pool's operator for a higher limit: this could never run.",
             )

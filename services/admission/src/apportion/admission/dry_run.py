@@ -169,7 +169,17 @@ def _queue(fact: ev.QueueUpserted, queue: QueueView | None) -> Iterator[str]:
         old, new = getattr(queue, name), getattr(fact, name)
         if old != new:
             changes.append(f"Its {name} goes from {_said(old)} to {_said(new)}.")
+    if queue.told.on_lowered is not fact.on_lowered:
+        changes.append(f"Its on_lowered goes from {queue.told.on_lowered} to {fact.on_lowered}.")
+    weights = quota.weights_of(fact)
+    changes += [
+        f"Its weight of {name} goes from {queue.weights.get(name, queue.weight)} to {weights.get(name, fact.weight)}."
+        for name in dict.fromkeys((*queue.weights, *weights))
+        if queue.weights.get(name) != weights.get(name)
+    ]
     yield from changes or ["It is so already: nothing changes."]
+    if fact.note:
+        yield fact.note
 
 
 def _said(value: str | int | None) -> str:

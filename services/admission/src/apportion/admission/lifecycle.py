@@ -21,6 +21,7 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import SPENDS_NO_RETRY, RunCause, StopCause
 from apportion.contracts.ids import JobId, NodeId, replica_of_run
 from apportion.contracts.units import ms_from_ns, ns_from_s
+from apportion.pool import quota
 from apportion.pool.state import JobState, JobView, NodeState, Pool, RunState, RunView
 
 ACTOR: Final = "service:admission"
@@ -292,7 +293,8 @@ def _could_host(spec: ev.JobSpec, pool: Pool, avoided: set[NodeId]) -> bool:
 def _more_memory(job: JobView, cause: RunCause, pool: Pool) -> int:
     """MiB of each device for the next attempt, where the last ran out of them; 0 where they stay as they are.
 
-    At most what any device of an accepted model has, and what the queue may ever hold: more could never be placed.
+    At most what any device of an accepted model has, and what its queues and its tenant may ever hold: more could never
+    be placed.
     """
     spec = job.spec
     if cause not in _OUT_OF_MEMORY or not spec.memory_mib or spec.memory_factor_pct <= 100:
@@ -307,10 +309,12 @@ def _more_memory(job: JobView, cause: RunCause, pool: Pool) -> int:
         ),
         default=spec.memory_mib,
     )
-    queue = pool.queues.get(spec.queue)
-    limit = None if queue is None else queue.limit_memory_mib
-    if limit is not None:
-        there_is = min(there_is, limit // (spec.devices * spec.replicas_least))
+    bounds = [queue.limits for queue in quota.lineage(pool.queues, spec.queue)]
+    if (tenant := pool.tenants.get(job.tenant)) is not None:
+        bounds.append(tenant.limits)
+    for limits in bounds:
+        if quota.MEMORY in limits:
+            there_is = min(there_is, limits[quota.MEMORY] // (spec.devices * spec.replicas_least))
     raised = min(wanted, there_is)
     return raised if raised > spec.memory_mib else 0
 

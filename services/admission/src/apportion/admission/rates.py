@@ -37,6 +37,8 @@ class Flow(Struct):
     """When the bucket will be full again."""
     left_at: list[int] = []
     """When the last jobs stopped waiting, oldest first."""
+    wishes_full_at: int = 0
+    """When the bucket of wishes that are looked at will be full again."""
 
 
 def taken(full_at: int, limits: Limits, now: int, times: int = 1) -> int:

@@ -33,7 +33,7 @@ from apportion.admission.validate import (
     ShareDefaults,
 )
 from apportion.contracts import events as ev
-from apportion.contracts.causes import PUT_OFF, Mode, RunCause, WorkloadKind
+from apportion.contracts.causes import PUT_OFF, Mode, Refusal, RunCause, WorkloadKind
 from apportion.contracts.cloudevents import Ingress
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import ADMISSION, JobId, NodeId, QueueId, RunId, TenantId, attempt_of_run, job_of_run
@@ -45,6 +45,8 @@ _MONITORS: Final = frozenset(kind.__name__ for kind in ev.WISHES if kind.ANSWERE
 
 POOL: Final = TenantId("")
 """Stands for the pool where something is kept of each tenant and of all."""
+STRANGERS: Final = TenantId("?")
+"""Stands for tenants that no queue names: they share one bucket, as there may be any number of them."""
 POOL_PENDING_MAX: Final = 100_000
 TENANT_PENDING_MAX: Final = 20_000
 """Jobs that may wait at once, where neither a policy nor a setting says otherwise; each costs memory and rounds."""
@@ -136,6 +138,9 @@ class Rules(Struct, frozen=True, kw_only=True):
 
     defaults: Defaults
     limits: Limits
+    """Of jobs that are admitted."""
+    wishes: Limits = Limits()
+    """Of wishes that are looked at."""
 
 
 class State:
@@ -146,6 +151,7 @@ class State:
         "_rules",
         "_timers",
         "_waiting",
+        "bounds_wishes",
         "buffer_pct",
         "due",
         "inbox",
@@ -239,6 +245,14 @@ class State:
                 pending_max=policy.pending_max
                 or _setting(config, "tenant_pending_max", TENANT_PENDING_MAX, 0, 2_147_483_647),
             ),
+            wishes=Limits(
+                rate_per_min=policy.wish_rate_per_min
+                or _setting(config, "tenant_wish_rate_per_min", 0, 0, 2_147_483_647),
+                burst=policy.wish_burst or _setting(config, "tenant_wish_burst", 0, 0, 2_147_483_647),
+            ),
+        )
+        self.bounds_wishes = bool(self._pool_rules.wishes.rate_per_min) or any(
+            own.wish_rate_per_min for own in self.kept.policies.values()
         )
 
     def rules_of(self, tenant: TenantId) -> "Rules":
@@ -289,6 +303,21 @@ class State:
         if limits.rate_per_min:
             flow = self.kept.flows.setdefault(tenant, Flow())
             flow.full_at = taken(flow.full_at, limits, at)
+
+    def pays(self, tenant: TenantId) -> TenantId:
+        """Whose bucket a wish of this tenant takes from."""
+        return tenant if tenant in self.queues_of else STRANGERS
+
+    def _looked_at(self, answer: ev.Event | Undecodable, at: int) -> None:
+        """An answer for which a wish was looked at takes a token of its tenant's."""
+        tenant = looked_at(answer)
+        if tenant is None:
+            return
+        whose = self.pays(tenant)
+        limits = self.rules_of(whose).wishes
+        if limits.rate_per_min:
+            flow = self.kept.flows.setdefault(whose, Flow())
+            flow.wishes_full_at = taken(flow.wishes_full_at, limits, at)
 
     def _tidy_timers(self) -> None:
         timers = self._timers
@@ -424,6 +453,8 @@ class State:
 
     def _fold_own(self, entry: Entry, event: ev.Event | Undecodable) -> None:
         kept = self.kept
+        if self.bounds_wishes:
+            self._looked_at(event, entry.recorded_at)
         match event:
             case ev.JobAdmitted():
                 kept.remembered.note_admitted(event.job_id, event.answers)
@@ -499,6 +530,8 @@ CONFIG_NAMES: Final = (
     "tenant_rate_per_min",
     "tenant_burst",
     "tenant_pending_max",
+    "tenant_wish_rate_per_min",
+    "tenant_wish_burst",
     *(f"default_compute_milli_{kind}" for kind in WorkloadKind),
     *(f"default_memory_mib_{kind}" for kind in WorkloadKind),
     *(f"modes_{kind}" for kind in WorkloadKind),
@@ -516,7 +549,26 @@ def _own_rules(pool: Rules, own: ev.PolicyUpserted) -> Rules:
             burst=own.burst or (0 if own.rate_per_min else pool.limits.burst),
             pending_max=own.pending_max or pool.limits.pending_max,
         ),
+        wishes=Limits(
+            rate_per_min=own.wish_rate_per_min or pool.wishes.rate_per_min,
+            burst=own.wish_burst or (0 if own.wish_rate_per_min else pool.wishes.burst),
+        ),
     )
+
+
+def looked_at(answer: ev.Event | Undecodable) -> TenantId | None:
+    """Whose wish was looked at to give this answer; None where it was put off, or is about a job that there was.
+
+    What a tenant can do to its own jobs is bounded by those.
+    """
+    match answer:
+        case ev.JobRejected() | ev.WishRejected() | ev.WishJudged():
+            is_free = answer.code is Refusal.RATE_LIMITED or ev.is_operator(answer.tenant)
+            return None if is_free else answer.tenant
+        case ev.JobAdmitted() | ev.JobDuplicate():
+            return answer.tenant
+        case _:
+            return None
 
 
 def _setting(config: dict[str, int | str], name: str, default: int, least: int, most: int) -> int:

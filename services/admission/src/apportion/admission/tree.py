@@ -8,6 +8,7 @@ from apportion.contracts.causes import Refusal
 from apportion.contracts.ids import QueueId
 from apportion.pool import quota
 from apportion.pool.quota import Amounts, QueueView
+from apportion.pool.state import NodeState, Pool
 
 
 def refusal(queues: Mapping[QueueId, QueueView], wish: ev.QueueUpsertRequested) -> Refused | None:
@@ -108,6 +109,34 @@ def _promised(queues: Mapping[QueueId, QueueView], names: Iterable[QueueId], wit
         if name != without:
             quota.add(found, queues[name].guaranteed)
     return found
+
+
+def note(pool: Pool, wish: ev.QueueUpsertRequested) -> str:
+    """What is guaranteed beyond what the pool has, with this queue as wished; empty where nothing is.
+
+    That is told and not refused: nodes come and go, and a guarantee says who goes first as far as there is something.
+    A pool of which nobody knows a node says nothing of those that will come.
+    """
+    nodes = [node for node in pool.nodes.values() if node.state is not NodeState.FENCED]
+    if not nodes or not quota.guaranteed_of(wish):
+        return ""
+    has: Amounts = {}
+    for node in nodes:
+        quota.add(has, {quota.CPU: node.cpu_milli})
+        for view in node.devices.values():
+            quota.charge(has, view.device.model, view.device.compute_milli, view.device.memory_mib)
+    queue_id = QueueId(wish.queue)
+    promised = _promised(pool.queues, quota.children(pool.queues).get(None, ()), queue_id)
+    top = quota.guaranteed_of(wish) if wish.parent is None else {}
+    quota.add(promised, top)
+    beyond = [
+        f"{_field('guaranteed', name)} comes to {amount} and the pool has {has.get(name, 0)}"
+        for name, amount in sorted(promised.items())
+        if name != quota.JOBS and name in quota.guaranteed_of(wish) and amount > has.get(name, 0)
+    ]
+    if not beyond:
+        return ""
+    return f"More is guaranteed than there is on {len(nodes)} nodes: {'; '.join(beyond)}."
 
 
 def _field(kind: str, name: str) -> str:

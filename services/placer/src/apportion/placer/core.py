@@ -13,7 +13,7 @@ import msgspec
 from apportion.contracts import events as ev
 from apportion.contracts.causes import RunAction, StopCause
 from apportion.contracts.envelope import Entry
-from apportion.placer import fair, orders, reclaim
+from apportion.placer import fair, lowered, orders, reclaim
 from apportion.placer import state as states
 from apportion.placer.evictions import next_chance
 from apportion.placer.orders import S
@@ -34,7 +34,7 @@ from apportion.placer.state import (
 )
 from apportion.pool.state import JobView, Pool, grace_s_of, run_of
 
-RULES: Final = "placer@6"
+RULES: Final = "placer@7"
 """Changes whenever a decision may come out another way for the same facts."""
 
 
@@ -78,6 +78,9 @@ def decided(state: State, now: int, *, is_memo_used: bool = True) -> list[ev.Fac
     facts = [*_stops(state, now), *_actions(state)][:FACTS_MAX]
     if len(facts) >= FACTS_MAX:
         return facts
+    if not facts and (too_many := lowered.stops(state, now, FACTS_MAX)):
+        # Nobody else is told to stop in one batch with them: who it may be depends on who goes already.
+        return [*too_many]
     round_ = Round(state, now, FACTS_MAX - len(facts), is_memo_used=is_memo_used)
     round_.run()
     facts.extend(round_.facts)
@@ -104,8 +107,7 @@ def wake_at(state: State, now: int) -> int | None:
         if at > now:
             instants.append(at)
             break
-    if (chance := next_chance(state, now)) is not None:
-        instants.append(chance)
+    instants += [chance for chance in (next_chance(state, now), lowered.next_chance(state, now)) if chance is not None]
     return min(instants, default=None)
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from apportion.contracts.causes import StopCause, WorkloadKind
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId
-from apportion.placer.books import least_charge
+from apportion.placer.books import least_charge, tenant_of
 from apportion.placer.durations import expected
 from apportion.placer.rooms import Demand, Fit, NodeRoom, Out, hidden, look, places_on, with_run, without_run
 from apportion.placer.rounds import Block, Round
@@ -188,9 +188,9 @@ def _reached(steps: list[tuple[int, int]], replicas: int) -> int:
 
 
 def _quota(round_: Round, shape: Shape, queue: QueueId) -> Estimate:
-    """When the queue's runs have ended so far that the job fits its limits."""
-    view = round_.state.pool.queues.get(queue)
-    if view is None:
+    """When the queue's runs, or the tenant's, have ended so far that the job fits the limits."""
+    limits = round_.books.limits(queue)
+    if not limits:
         return Estimate()
     more = least_charge(shape.demand)
     holders = []
@@ -215,7 +215,7 @@ def _quota(round_: Round, shape: Shape, queue: QueueId) -> Estimate:
         used = round_.books.used(queue).copy()
         for at, _, held in sorted(ends, key=lambda each: each[:2]):
             quota.add(used, held, -1)
-            if not quota.exceeded(used, more, view.limits):
+            if not quota.exceeded(used, more, limits):
                 return at
         return 0
 
@@ -231,8 +231,10 @@ def _last(ends: list[int | None]) -> int | None:
 
 
 def _holders_below(round_: Round, queue: QueueId) -> list[JobId]:
-    """Jobs that hold something in the queue or below it."""
+    """Jobs that hold something in the queue or below it, or of the tenant."""
     state = round_.state
+    if (tenant := tenant_of(queue)) is not None:
+        return sorted(key[2] for key in state.holders if state.pool.jobs[key[2]].tenant == tenant)
     return sorted(
         key[2]
         for name, keys in state.queue_holders.items()

@@ -13,7 +13,7 @@ from msgspec import Struct
 from apportion.pool import quota
 from apportion.pool.quota import Amounts
 
-VERSION: Final = "drf@1"
+VERSION: Final = "drf@2"
 """Changes whenever a turn may come out another way."""
 MILLION: Final = 1_000_000
 _ONE: Final = 1 << 32
@@ -97,16 +97,24 @@ def turn(
     past: Mapping[str, int],
     totals: Mapping[str, int],
     guaranteed: Mapping[str, int],
-    weight: int,
+    weight: int = 1,
+    *,
+    weights: Mapping[str, int] | None = None,
 ) -> tuple[int, int]:
     """When it is somebody's turn: the least goes first. ``past`` is what ``lately`` said.
 
     The first is 0 for those below what is guaranteed to them, in all that is guaranteed; among them, who has the least
     of it goes first. It is 1 for the others, who go by the dominant share of what they hold beyond, over their weight.
+    ``weights`` has those of single resources; with any, each share counts over its own weight.
     """
     claims = [(used.get(name, 0), amount) for name, amount in guaranteed.items() if amount > 0]
     if claims and all(held < amount for held, amount in claims):
         return 0, max(held * MILLION // amount for held, amount in claims)
+    if weights:
+        own = _weighed(guaranteed, totals, weight, weights)
+        now = _weighed(used, totals, weight, weights)
+        before = _weighed(past, totals, weight, weights) // _UNIT
+        return 1, max(0, now - own) + max(0, before - own)
     own = dominant(guaranteed, totals)
     beyond = max(0, dominant(used, totals) - own) + max(0, dominant(past, totals) // _UNIT - own)
     return 1, beyond * 1000 // weight
@@ -118,4 +126,13 @@ def dominant(held: Mapping[str, int], totals: Mapping[str, int]) -> int:
     for name, total in totals.items():
         if total > 0 and (amount := held.get(name, 0)):
             share = max(share, amount * MILLION // total)
+    return share
+
+
+def _weighed(held: Mapping[str, int], totals: Mapping[str, int], weight: int, weights: Mapping[str, int]) -> int:
+    """As ``dominant``, each part over the weight of its resource; in thousandths of a millionth."""
+    share = 0
+    for name, total in totals.items():
+        if total > 0 and (amount := held.get(name, 0)):
+            share = max(share, amount * MILLION // total * 1000 // weights.get(name, weight))
     return share

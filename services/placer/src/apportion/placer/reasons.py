@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from apportion.contracts.causes import Mode, Pending
 from apportion.contracts.events import JobHeld
 from apportion.contracts.ids import JobId, QueueId
+from apportion.placer.books import tenant_of
 from apportion.placer.constraints import Where
 from apportion.placer.estimates import Estimate, estimate
 from apportion.placer.orders import OrderKey
@@ -362,14 +363,19 @@ def _quota(round_: Round, shape: Shape, block: Block, requested: dict[str, int])
     used = round_.books.used(queue)
     limits = round_.books.limits(queue)
     over = " and ".join(f"{name} ({used.get(name, 0)} of {limits[name]} in use)" for name in block.over_quota)
-    where = f"Queue {queue}" if queue == shape.queue else f"Queue {queue}, which is above {shape.queue},"
+    tenant = tenant_of(queue)
+    if tenant is not None:
+        where = f"Tenant {tenant}"
+    else:
+        where = f"Queue {queue}" if queue == shape.queue else f"Queue {queue}, which is above {shape.queue},"
     return Reason(
         code=Pending.WAITING_FOR_QUOTA,
         requested=requested,
         available={name: max(0, limit - used.get(name, 0)) for name, limit in limits.items()},
         limit=dict(limits),
         blocking_ids=tuple(islice(_holders(round_, queue), BLOCKERS_MAX)),
-        hint=f"{where} is at its limit of {over}: it starts when runs there end, or with a higher limit.",
+        hint=f"{where} is at its limit of {over}: it starts when runs {'of it' if tenant else 'there'} end, "
+        "or with a higher limit.",
     )
 
 
@@ -377,6 +383,10 @@ def _holders(round_: Round, queue: QueueId) -> Iterator[JobId]:
     """Jobs of the queue, and below it, that hold something, the likeliest to end first."""
     state = round_.state
     books = round_.books
+    if (tenant := tenant_of(queue)) is not None:
+        yield from (key[2] for key in state.holders if state.pool.jobs[key[2]].tenant == tenant)
+        yield from (job for job in round_.placed if state.pool.jobs[job].tenant == tenant)
+        return
     held = [
         keys
         for name, keys in sorted(state.queue_holders.items())

@@ -106,12 +106,21 @@ class Reclaim:
             branches[queue] = () if branch is None else branch[1]
         return self._spared(branches, running)
 
+    def spared_below(self, above: QueueId | None, running: Collection[JobId]) -> list[JobView]:
+        """Those of the running without which every queue below that one keeps its guarantee; None: every queue."""
+        branches: dict[QueueId, tuple[QueueView, ...]] = {}
+        for queue in {self._jobs[job_id].spec.queue for job_id in running}:
+            lineage = self._books.lineage(queue)
+            at = next((at for at, view in enumerate(lineage) if view.queue_id == above), len(lineage))
+            branches[queue] = lineage[:at]
+        return self._spared(branches, running)
+
     def _spared(self, branches: Mapping[QueueId, tuple[QueueView, ...]], running: Iterable[JobId]) -> list[JobView]:
         """Those of these queues without which each queue on their branch keeps its guarantee, all of them together."""
         jobs = (self._jobs[job_id] for job_id in running if job_id not in self._left)
         taken: dict[QueueId, Amounts] = {}
         found = []
-        for job in sorted(jobs, key=_cheapest_first):
+        for job in sorted(jobs, key=cheapest_first):
             branch = branches.get(job.spec.queue)
             if branch is None:
                 continue
@@ -223,6 +232,7 @@ def charge_of(job: JobView, runs: Iterable[RunView] | None = None) -> Amounts:
     return charge
 
 
-def _cheapest_first(job: JobView) -> tuple[int, int, JobId]:
+def cheapest_first(job: JobView) -> tuple[int, int, JobId]:
+    """In which order jobs are stopped: the lowest class, then the newest."""
     placed_at = max((run.placed_at for run in job.runs.values() if run.holds), default=0)
     return (-CLASS_RANK[job.spec.service_class], -placed_at, job.job_id)

@@ -86,7 +86,7 @@ class Block:
     over_quota: tuple[str, ...] = ()
     """Which limits it would exceed."""
     quota_of: QueueId | None = None
-    """Whose limits those are, or which queue is cordoned: the job's own queue, or one above it."""
+    """Whose limits those are, or which queue is cordoned: its queue, one above, or its tenant's account."""
     is_cordoned: bool = False
     reserved_for: JobId | None = None
     replicas_fit: int = 0
@@ -148,7 +148,7 @@ class Round:
         self._changes = 0
         self._token = object()
         self._rankings: dict[Demand, Ranking] = {}
-        self.books = Books(state.pool.queues)
+        self.books = Books(state.pool.queues, state.pool.tenants, state.pool.held_by)
         self._past: dict[str, Amounts] = {}
         self._turns: dict[str, tuple[int, int]] = {}
         """Whose turn it is when, until something of theirs is placed."""
@@ -215,7 +215,7 @@ class Round:
             return block
         if demand.replicas > GANG_MAX or not self.ranking(demand).has_fits:
             return Block()
-        is_charge_open = demand.devices > 0 and self.books.is_open(shape.queue, demand)
+        is_charge_open = demand.devices > 0 and self.books.is_open(shape.queue, shape.limited, demand)
         if demand.topology:
             found = self._take_near(shape, tenant, is_charge_open=is_charge_open)
         else:
@@ -612,7 +612,7 @@ class Round:
         queue, _, tenant = name.partition("/")
         view = state.pool.queues.get(QueueId(queue))
         if view is None:
-            return fair.turn({}, {}, state.totals, {}, 1)
+            return fair.turn({}, {}, state.totals, {})
         past = self._past.get(name)
         if past is None:
             held = view.used_by.get(TenantId(tenant), {}) if tenant else view.used
@@ -620,8 +620,9 @@ class Round:
             past = self._past[name] = fair.lately(known, held, self.now, state.settings.fair_half_life_s)
         if tenant:
             used = self.books.used_by(QueueId(queue), TenantId(tenant))
-            return fair.turn(used, past, state.totals, {}, 1)
-        return fair.turn(self.books.used(QueueId(queue)), past, state.totals, view.guaranteed, view.weight)
+            return fair.turn(used, past, state.totals, {})
+        used = self.books.used(QueueId(queue))
+        return fair.turn(used, past, state.totals, view.guaranteed, view.weight, weights=view.weights)
 
     def _limit(self) -> int:
         """Facts that the batch may hold now: a little more where it is one gang's alone, or the gang would never go."""
@@ -638,7 +639,7 @@ class Round:
         """Whether its queue, or one above it, keeps a job of this shape waiting wherever it goes."""
         if (cordoned := self.books.cordoned(shape.queue)) is not None:
             return Block(is_cordoned=True, quota_of=cordoned)
-        over = self.books.over(shape.queue, self.books.least(shape.demand))
+        over = self.books.over(shape.queue, shape.limited, self.books.least(shape.demand))
         return None if over is None else Block(over_quota=over[1], quota_of=over[0])
 
     def _first(self, shape: Shape, *, is_charge_open: bool, is_barred: IsBarred | None = None) -> Choice | Block:
@@ -661,7 +662,8 @@ class Round:
             # Where the charge depends on the device, a smaller one may fit the limits that the best doesn't.
             if (
                 is_charge_open
-                and (found := self.books.over(shape.queue, charge_on(demand, room, fit.picks))) is not None
+                and (found := self.books.over(shape.queue, shape.limited, charge_on(demand, room, fit.picks)))
+                is not None
             ):
                 over = over or found
                 return False
@@ -810,8 +812,8 @@ def _lines(state: State, now: int) -> list[Line]:
         added.sort()
         lines.append(Line(shape, sorted(group.keys + added) if added else group.keys, group, added))
     lines.extend(Line(shape, sorted(keys), None, sorted(keys)) for shape, keys in due.items())
-    numbers: dict[tuple[QueueId, Demand, int], int] = {}
+    numbers: dict[tuple[QueueId, Demand, int, TenantId], int] = {}
     for line in lines:
-        asks = (line.shape.queue, line.shape.demand, line.shape.length_s)
+        asks = (line.shape.queue, line.shape.demand, line.shape.length_s, line.shape.limited)
         line.alike = numbers.setdefault(asks, len(numbers))
     return lines

@@ -117,6 +117,8 @@ class Shape(msgspec.Struct, frozen=True):
     """Which line, where the queue's order has several."""
     length_s: int = 0
     """How long a run may take, in steps; 0: for ever."""
+    limited: TenantId = TenantId("")
+    """Whose, where the tenant has limits of its own."""
 
 
 @dataclass(slots=True)
@@ -291,6 +293,7 @@ def shape_of(state: State, job: JobView) -> Shape:
         job.tenant if is_in_turns else TenantId(""),
         orders.line_of(job, order),
         length_of(job) if state.settings.reserve_after_s >= 0 else 0,
+        limited=job.tenant if job.tenant in state.pool.tenants else TenantId(""),
     )
 
 
@@ -371,6 +374,8 @@ def evolve(state: State, entry: Entry) -> State:
             jobs.update(job_id for job_id, job in pool.jobs.items() if job.spec.queue == event.queue)
         case ev.PriceSet():
             state.kept.price_micro = event.price_micro
+        case ev.PolicyUpserted():
+            jobs.update(job_id for job_id, job in pool.jobs.items() if job.tenant == event.for_tenant)
         case ev.PreemptionDecided():
             state.kept.claims[event.job_id] = Claim(event.nodes, event.runs, event.victims)
             recent = [at for at in state.kept.preempted_at if at > entry.recorded_at - RATE_NS]

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from apportion.contracts.causes import Pending
 from apportion.contracts.ids import JobId, QueueId
+from apportion.placer.books import tenant_of
 from apportion.placer.constraints import Where
 from apportion.placer.estimates import Estimate, estimate
 from apportion.placer.orders import OrderKey, S, head_of
@@ -195,9 +196,10 @@ def _changes(round_: Round, job: JobView, shape: Shape, block: Block) -> Iterato
         # A queue that nobody announced has no limits.
         open_shape = Shape(QueueId(""), demand)
         names = ", ".join(block.over_quota)
-        yield _tried(round_, job, open_shape, ("queue_limit", names, "a higher limit"))
+        whose = "queue_limit" if block.quota_of is None or tenant_of(block.quota_of) is None else "tenant_limit"
+        yield _tried(round_, job, open_shape, (whose, names, "a higher limit"))
     for name, asked, instead, other in chain(_without(demand), _smaller(demand, block)):
-        yield _tried(round_, job, Shape(shape.queue, other), (name, asked, instead))
+        yield _tried(round_, job, Shape(shape.queue, other, limited=shape.limited), (name, asked, instead))
 
 
 def _without(demand: Demand) -> Iterator[tuple[str, str, str, Demand]]:

@@ -57,5 +57,11 @@ SELECT queue.queue,
         coalesce(held.memory_mib * 1000000 // nullif(total.memory_mib, 0), 0),
         coalesce(held.cpu_milli * 1000000 // nullif(total.cpu_milli, 0), 0)
     ) AS dominant_ppm,
-    coalesce(CAST(queue.body -> '$.is_cordoned' AS BOOLEAN), false) AS is_cordoned
+    coalesce(CAST(queue.body -> '$.is_cordoned' AS BOOLEAN), false) AS is_cordoned,
+    CAST(queue.body -> '$.guaranteed_cpu_milli' AS BIGINT) AS guaranteed_cpu_milli,
+    CAST(queue.body -> '$.guaranteed_jobs' AS BIGINT) AS guaranteed_jobs,
+    coalesce(queue.body -> '$.guaranteed_model_milli', '{}') AS guaranteed_model_milli,
+    coalesce(queue.body -> '$.limit_model_milli', '{}') AS limit_model_milli,
+    coalesce(queue.body -> '$.weights', '{}') AS weights,
+    coalesce(queue.body ->> '$.on_lowered', 'keep') AS on_lowered
 FROM queue LEFT JOIN live USING (queue) LEFT JOIN held USING (queue) CROSS JOIN total
