@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apportion.admission.model_spec import parse_model
-from apportion.admission.sizing import Sizing, estimate
+from apportion.admission.sizing import Sizing, estimate, fits
 
 DATA: Final = Path(__file__).parents[1] / "services/admission/tests/data"
 CARD_MIB: Final = {"A100-40GB": 40 * 1024, "A100-80GB": 80 * 1024, "16 GB card": 16 * 1024}
@@ -68,7 +68,7 @@ def figures(rows: list[dict[str, str]]) -> dict[str, Any]:
         sizing = estimate(parse_model(request_of(row)))
         if not row["measured_mib"]:
             out += 1
-            refused += sizing.memory_mib_p95 > CARD_MIB[row["gpu"]]
+            refused += not fits(sizing, CARD_MIB[row["gpu"]])
             continue
         measured = int(row["measured_mib"])
         errors.append(abs(predicted_mib(row, sizing) / measured - 1))

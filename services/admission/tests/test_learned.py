@@ -39,7 +39,10 @@ def after_runs(*observed_bp: int) -> Learned:
 def test_a_few_runs_change_nothing() -> None:
     """One odd run must not move a family."""
     answer = corrected(after_runs(*[5_000] * (RUNS_MIN - 1)), SIZING, FAMILY)
-    assert (answer.memory_mib_p50, answer.memory_mib_p95) == (SIZING.memory_mib_p50, SIZING.memory_mib_p95)
+    assert (answer.memory_mib_p50, answer.memory_mib_p95_device) == (
+        SIZING.memory_mib_p50,
+        SIZING.memory_mib_p95_device,
+    )
     assert answer.ratio_bp == ONE_BP
     assert answer.runs == RUNS_MIN - 1
 
@@ -51,29 +54,29 @@ def test_a_family_that_needs_a_tenth_more_is_booked_more() -> None:
     # The device's peak grows by a fifth; what p50 leaves out of it (the context) stays out.
     outside = SIZING.memory_mib_device - SIZING.memory_mib_p50
     assert answer.memory_mib_p50 == SIZING.memory_mib_device * 12 // 10 - outside
-    assert answer.memory_mib_p95 == -(-SIZING.memory_mib_device * 126 // 100)
+    assert answer.memory_mib_p95_device == -(-SIZING.memory_mib_device * 126 // 100)
     assert answer.method.endswith("+history-v1")
 
 
 def test_a_family_that_needs_less_stops_wasting() -> None:
     """The other half of the point: the rest of the card is free for others."""
     answer = corrected(after_runs(*[8_000] * 8), SIZING, FAMILY)
-    assert answer.memory_mib_p95 < SIZING.memory_mib_p95
-    assert answer.memory_mib_p95 >= SIZING.memory_mib_device * 8 // 10
+    assert answer.memory_mib_p95_device < SIZING.memory_mib_p95_device
+    assert answer.memory_mib_p95_device >= SIZING.memory_mib_device * 8 // 10
 
 
 def test_the_largest_run_counts_until_there_are_many() -> None:
     """Of nine runs the 95th percentile is the largest; of forty, one outlier no longer decides."""
     few = corrected(after_runs(*[9_000] * 8, 15_000), SIZING, FAMILY)
     many = corrected(after_runs(*[9_000] * 39, 15_000), SIZING, FAMILY)
-    assert few.memory_mib_p95 == -(-SIZING.memory_mib_device * 15_000 * 10_500 // 10**8)
-    assert many.memory_mib_p95 < few.memory_mib_p95
+    assert few.memory_mib_p95_device == -(-SIZING.memory_mib_device * 15_000 * 10_500 // 10**8)
+    assert many.memory_mib_p95_device < few.memory_mib_p95_device
 
 
 def test_other_families_are_not_touched() -> None:
     """A bf16 model says nothing about its 4-bit sister."""
     state = after_runs(*[20_000] * 10)
-    assert corrected(state, SIZING, "another/nf4/other/none").memory_mib_p95 == SIZING.memory_mib_p95
+    assert corrected(state, SIZING, "another/nf4/other/none").memory_mib_p95_device == SIZING.memory_mib_p95_device
 
 
 def test_runs_without_a_peak_teach_nothing() -> None:
@@ -90,9 +93,9 @@ def test_history_moves_an_estimate_within_bounds(runs: list[tuple[int, int]]) ->
     for estimated_mib, observed_mib in runs:
         state = evolve_peak(state, FAMILY, estimated_mib, observed_mib)
     answer = corrected(state, SIZING, FAMILY)
-    assert SIZING.memory_mib_p95 * CORRECTED_BP_MIN // ONE_BP <= answer.memory_mib_p95
-    assert answer.memory_mib_p95 <= SIZING.memory_mib_p95 * CORRECTED_BP_MAX // ONE_BP
-    assert 0 < answer.memory_mib_p50 <= answer.memory_mib_p95
+    assert SIZING.memory_mib_p95_device * CORRECTED_BP_MIN // ONE_BP <= answer.memory_mib_p95_device
+    assert answer.memory_mib_p95_device <= SIZING.memory_mib_p95_device * CORRECTED_BP_MAX // ONE_BP
+    assert 0 < answer.memory_mib_p50 <= answer.memory_mib_p95_device
     assert len(state.ratios_bp.get(FAMILY, ())) <= RUNS_KEPT
 
 

@@ -58,9 +58,9 @@ def test_observed_peaks_correct_the_next_estimate_of_the_family() -> None:
         memory_mib_p95_before=first.sized.memory_mib_p95,
     )
     assert again.sized.memory_mib_p50 > first.sized.memory_mib_p50
-    assert again.sized.memory_mib_p95 >= needs
+    assert again.sized.memory_mib_p95_device >= needs
     assert again.sized.method.endswith("+history-v1")
-    assert again.spec.memory_mib == again.sized.booked_mib == -(-again.sized.memory_mib_p95 * 110 // 100)
+    assert again.spec.memory_mib == again.sized.booked_mib == -(-again.sized.memory_mib_p95_device * 110 // 100)
     # Another model has its own history, and the same formula as ever.
     other = admitted(history, "other", model=ev.Model(name="llama-2-7b"))
     assert other.sized is not None
@@ -166,4 +166,4 @@ def test_the_buffer_is_the_pools() -> None:
     history.fact(ev.LeaseClaimed(author="admission", session="s", core="c", config={"buffer_pct": 20}))
     sized = admitted(history, "j0").sized
     assert sized is not None
-    assert (sized.buffer_pct, sized.booked_mib) == (20, -(-sized.memory_mib_p95 * 120 // 100))
+    assert (sized.buffer_pct, sized.booked_mib) == (20, -(-sized.memory_mib_p95_device * 120 // 100))

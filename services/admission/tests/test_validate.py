@@ -437,7 +437,7 @@ def test_a_model_without_a_size_is_booked_at_its_p95_and_a_tenth() -> None:
     assert size.memory_mib_p50 == sum(size.parts.values())
     assert 13_000 < size.parts["weights"] < 14_000
     assert size.memory_mib_p95 > size.memory_mib_p50
-    assert size.booked_mib == -(-size.memory_mib_p95 * 11 // 10)
+    assert size.booked_mib == -(-size.memory_mib_p95_device * 11 // 10)
     assert (spec.devices, spec.compute_milli, spec.memory_mib) == (1, 500, size.booked_mib)
 
 
@@ -523,7 +523,14 @@ def test_any_model_is_sized_or_refused_by_a_field_of_it(data: st.DataObject) -> 
         assert size.message()
     else:
         assert size is not None
-        assert 0 < size.memory_mib_p50 <= size.memory_mib_p95 < size.booked_mib <= 2_147_483_647
+        assert (
+            0
+            < size.memory_mib_p50
+            <= size.memory_mib_p95
+            <= size.memory_mib_p95_device
+            < size.booked_mib
+            <= 2_147_483_647
+        )
 
 
 PARTS: dict[str, list[Any]] = {

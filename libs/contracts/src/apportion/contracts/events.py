@@ -937,17 +937,20 @@ class Sized(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     memory_mib_p50: int
     memory_mib_p95: int
+    """What 19 of 20 runs stay below, in the same measure as p50 (`model.measure`)."""
     booked_mib: int
-    """What the job asks for on this ground: p95 and a buffer, or what the request said itself."""
+    """What the job asks for on this ground: the device's p95 and a buffer, or what the request said itself."""
     parts: dict[str, int] = {}
     """Where the expected MiB go; they sum to p50, as it is before any correction."""
     method: str
     buffer_pct: int = 0
-    """What was booked above p95."""
+    """What was booked above the device's p95."""
     family: str = ""
     """Whose runs correct the estimate, and are corrected by this one's."""
     memory_mib_device: int = 0
     """The formula's expected peak of the whole device: what an observed peak is compared with."""
+    memory_mib_p95_device: int = 0
+    """What 19 of 20 runs stay below on the whole device, with what lies beside tensors there."""
     correction: Correction | None = None
     """None where too few runs of the family have been seen."""
 

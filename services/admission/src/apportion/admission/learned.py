@@ -55,6 +55,7 @@ class Corrected(msgspec.Struct, frozen=True, kw_only=True):
 
     memory_mib_p50: int
     memory_mib_p95: int
+    memory_mib_p95_device: int
     runs: int
     """Runs of the family that were looked at; below RUNS_MIN the estimate is unchanged."""
     ratio_bp: int
@@ -115,6 +116,7 @@ def corrected(state: Learned, sizing: Sizing, family: str) -> Corrected:
         return Corrected(
             memory_mib_p50=sizing.memory_mib_p50,
             memory_mib_p95=sizing.memory_mib_p95,
+            memory_mib_p95_device=sizing.memory_mib_p95_device,
             runs=len(ratios),
             ratio_bp=ONE_BP,
             method=sizing.method,
@@ -125,14 +127,16 @@ def corrected(state: Learned, sizing: Sizing, family: str) -> Corrected:
     booked = -(-sizing.memory_mib_device * high_bp * (ONE_BP + SAFETY_BP) // (ONE_BP * ONE_BP))
     p95 = _clamp(
         booked,
-        sizing.memory_mib_p95 * CORRECTED_BP_MIN // ONE_BP,
-        sizing.memory_mib_p95 * CORRECTED_BP_MAX // ONE_BP,
+        sizing.memory_mib_p95_device * CORRECTED_BP_MIN // ONE_BP,
+        sizing.memory_mib_p95_device * CORRECTED_BP_MAX // ONE_BP,
     )
     # In the measure that the estimate was asked in: what p50 leaves out of the device stays out.
-    p50 = max(1, device_p50 - (sizing.memory_mib_device - sizing.memory_mib_p50))
+    outside = sizing.memory_mib_device - sizing.memory_mib_p50
+    own_p95 = max(1, p95 - outside)
     return Corrected(
-        memory_mib_p50=min(p50, p95),
-        memory_mib_p95=p95,
+        memory_mib_p50=min(max(1, device_p50 - outside), own_p95),
+        memory_mib_p95=own_p95,
+        memory_mib_p95_device=p95,
         runs=len(ratios),
         ratio_bp=median_bp,
         method=f"{sizing.method}+{RULES}",

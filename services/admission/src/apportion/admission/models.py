@@ -59,12 +59,14 @@ _VISION = Family.VISION
 
 MODELS: tuple[KnownModel, ...] = (
     # Meta Llama: SwiGLU, RMSNorm
-    _row("llama-7b", 6738, (32, 4096, 11008, 32, 32, 128, 32000), "huggyllama/llama-7b", "vicuna-7b"),
-    _row("llama-13b", 13016, (40, 5120, 13824, 40, 40, 128, 32000), "huggyllama/llama-13b", "vicuna-13b"),
+    _row("llama-7b", 6738, (32, 4096, 11008, 32, 32, 128, 32000), "huggyllama/llama-7b", "vicuna-7b",
+         "open-llama-7b"),
+    _row("llama-13b", 13016, (40, 5120, 13824, 40, 40, 128, 32000), "huggyllama/llama-13b", "vicuna-13b",
+         "open-llama-13b"),
     _row("llama-30b", 32529, (60, 6656, 17920, 52, 52, 128, 32000), "huggyllama/llama-30b", "platypus-30b"),
     _row("llama-65b", 65286, (80, 8192, 22016, 64, 64, 128, 32000), "huggyllama/llama-65b"),
-    _row("llama-2-7b", 6738, (32, 4096, 11008, 32, 32, 128, 32000), "meta-llama/Llama-2-7b-hf"),
-    _row("llama-2-13b", 13016, (40, 5120, 13824, 40, 40, 128, 32000), "meta-llama/Llama-2-13b-hf"),
+    _row("llama-2-7b", 6738, (32, 4096, 11008, 32, 32, 128, 32000), "meta-llama/Llama-2-7b-hf", "vicuna-7b-v1.5"),
+    _row("llama-2-13b", 13016, (40, 5120, 13824, 40, 40, 128, 32000), "meta-llama/Llama-2-13b-hf", "vicuna-13b-v1.5"),
     _row("llama-2-70b", 68977, (80, 8192, 28672, 64, 8, 128, 32000), "meta-llama/Llama-2-70b-hf"),
     _row("codellama-7b", 6739, (32, 4096, 11008, 32, 32, 128, 32016), "codellama/CodeLlama-7b-hf"),
     _row("codellama-13b", 13016, (40, 5120, 13824, 40, 40, 128, 32016), "codellama/CodeLlama-13b-hf"),
@@ -72,8 +74,10 @@ MODELS: tuple[KnownModel, ...] = (
     _row("codellama-70b", 68977, (80, 8192, 28672, 64, 8, 128, 32016), "codellama/CodeLlama-70b-hf"),
     _row("llama-3-8b", 8030, (32, 4096, 14336, 32, 8, 128, 128256), "meta-llama/Meta-Llama-3-8B"),
     _row("llama-3-70b", 70554, (80, 8192, 28672, 64, 8, 128, 128256), "meta-llama/Meta-Llama-3-70B"),
-    _row("llama-3.1-8b", 8030, (32, 4096, 14336, 32, 8, 128, 128256), "meta-llama/Llama-3.1-8B"),
-    _row("llama-3.1-70b", 70554, (80, 8192, 28672, 64, 8, 128, 128256), "meta-llama/Llama-3.1-70B"),
+    _row("llama-3.1-8b", 8030, (32, 4096, 14336, 32, 8, 128, 128256), "meta-llama/Llama-3.1-8B",
+         "hermes-3-llama-3.1-8b"),
+    _row("llama-3.1-70b", 70554, (80, 8192, 28672, 64, 8, 128, 128256), "meta-llama/Llama-3.1-70B",
+         "llama-3.1-nemotron-70b"),
     _row("llama-3.1-405b", 405853, (126, 16384, 53248, 128, 8, 128, 128256), "meta-llama/Llama-3.1-405B"),
     _row("llama-3.2-1b", 1236, (16, 2048, 8192, 32, 8, 64, 128256), "meta-llama/Llama-3.2-1B", tied=True),
     _row("llama-3.2-3b", 3213, (28, 3072, 8192, 24, 8, 128, 128256), "meta-llama/Llama-3.2-3B", tied=True),
@@ -82,6 +86,7 @@ MODELS: tuple[KnownModel, ...] = (
     # Alibaba Qwen
     _row("qwen2-0.5b", 494, (24, 896, 4864, 14, 2, 64, 151936), "Qwen/Qwen2-0.5B", tied=True),
     _row("qwen2-1.5b", 1544, (28, 1536, 8960, 12, 2, 128, 151936), "Qwen/Qwen2-1.5B", tied=True),
+    _row("qwen1.5-7b", 7721, (32, 4096, 11008, 32, 32, 128, 151936), "Qwen/Qwen1.5-7B"),
     _row("qwen2-7b", 7616, (28, 3584, 18944, 28, 4, 128, 152064), "Qwen/Qwen2-7B"),
     _row("qwen2-72b", 72706, (80, 8192, 29568, 64, 8, 128, 152064), "Qwen/Qwen2-72B"),
     _row(
@@ -100,6 +105,8 @@ MODELS: tuple[KnownModel, ...] = (
     _row("qwen2.5-3b", 3086, (36, 2048, 11008, 16, 2, 128, 151936), "Qwen/Qwen2.5-3B", "qwen2.5-coder-3b",
          tied=True),
     _row("qwen2.5-7b", 7616, (28, 3584, 18944, 28, 4, 128, 152064), "Qwen/Qwen2.5-7B", "qwen2.5-math-7b"),
+    _row("qwen2.5-vl-7b", 8292, (28, 3584, 18944, 28, 4, 128, 152064), "Qwen/Qwen2.5-VL-7B-Instruct",
+         "qwen2-vl-7b", extra_millions=676),
     _row("qwen2.5-14b", 14770, (48, 5120, 13824, 40, 8, 128, 152064), "Qwen/Qwen2.5-14B", "qwen2.5-coder-14b"),
     _row("qwen2.5-32b", 32764, (64, 5120, 27648, 40, 8, 128, 152064), "Qwen/Qwen2.5-32B", "qwq-32b"),
     _row("qwen2.5-72b", 72706, (80, 8192, 29568, 64, 8, 128, 152064), "Qwen/Qwen2.5-72B", "qwen2.5-math-72b"),
@@ -116,6 +123,7 @@ MODELS: tuple[KnownModel, ...] = (
         30532,
         (48, 2048, 768, 32, 4, 128, 151936),
         "Qwen/Qwen3-30B-A3B",
+        "qwen3-coder-30b-a3b",
         experts=128,
         experts_active=8,
     ),
@@ -138,6 +146,7 @@ MODELS: tuple[KnownModel, ...] = (
         "zephyr-7b",
         window_tokens=4096,
     ),
+    _row("ministral-8b", 8020, (36, 4096, 12288, 32, 8, 128, 131072), "mistralai/Ministral-8B-Instruct-2410"),
     _row("mistral-nemo-12b", 12248, (40, 5120, 14336, 32, 8, 128, 131072), "mistralai/Mistral-Nemo-Base-2407",
          "mistral-nemo", "mistral-nemo-2407"),
     _row("mistral-small-22b", 22247, (56, 6144, 16384, 48, 8, 128, 32768), "mistralai/Mistral-Small-Instruct-2409",
@@ -184,6 +193,7 @@ MODELS: tuple[KnownModel, ...] = (
     _row("deepseek-llm-7b", 6910, (30, 4096, 11008, 32, 32, 128, 102400), "deepseek-ai/deepseek-llm-7b-base"),
     _row("deepseek-coder-1.3b", 1346, (24, 2048, 5504, 16, 16, 128, 32256), "deepseek-ai/deepseek-coder-1.3b-base"),
     _row("deepseek-coder-6.7b", 6740, (32, 4096, 11008, 32, 32, 128, 32256), "deepseek-ai/deepseek-coder-6.7b-base"),
+    _row("deepseek-coder-33b", 33343, (62, 7168, 19200, 56, 8, 128, 32256), "deepseek-ai/deepseek-coder-33b-base"),
     _row("deepseek-v2-lite", 15706, (27, 2048, 10944, 16, 16, 128, 102400), "deepseek-ai/DeepSeek-V2-Lite",
          "deepseek-coder-v2-lite", experts=64, experts_active=6, moe_intermediate=1408, shared_intermediate=2816,
          dense_layers=1, kv_lora_rank=512, rope_dim=64, v_head_dim=128),
@@ -305,10 +315,14 @@ MODELS: tuple[KnownModel, ...] = (
          "c4ai-command-r-v01", "command-r-35b", tied=True),
     _row("command-r-plus", 103811, (64, 12288, 33792, 96, 8, 128, 256000), "CohereForAI/c4ai-command-r-plus",
          "c4ai-command-r-plus", tied=True),
-    _row("aya-23-8b", 8028, (32, 4096, 14336, 32, 8, 128, 256000), "CohereForAI/aya-23-8B", tied=True),
-    _row("internlm2-7b", 7738, (32, 4096, 14336, 32, 8, 128, 92544), "internlm/internlm2-7b", "internlm2.5-7b"),
-    _row("internlm2-20b", 19861, (48, 6144, 16384, 48, 8, 128, 92544), "internlm/internlm2-20b", "internlm2.5-20b"),
+    _row("aya-23-8b", 8028, (32, 4096, 14336, 32, 8, 128, 256000), "CohereForAI/aya-23-8B",
+         "aya-expanse-8b", tied=True),
+    _row("internlm2-7b", 7738, (32, 4096, 14336, 32, 8, 128, 92544), "internlm/internlm2-7b", "internlm2.5-7b",
+         "internlm2-5-7b"),
+    _row("internlm2-20b", 19861, (48, 6144, 16384, 48, 8, 128, 92544), "internlm/internlm2-20b", "internlm2.5-20b",
+         "internlm2-5-20b"),
     _row("baichuan2-7b", 7506, (32, 4096, 11008, 32, 32, 128, 125696), "baichuan-inc/Baichuan2-7B-Base"),
+    _row("baichuan2-13b", 13897, (40, 5120, 13696, 40, 40, 128, 125696), "baichuan-inc/Baichuan2-13B-Base"),
     _row("glm-4-9b", 9400, (40, 4096, 13696, 32, 2, 128, 151552), "THUDM/glm-4-9b"),
     _row("chatglm3-6b", 6244, (28, 4096, 13696, 32, 2, 128, 65024), "THUDM/chatglm3-6b"),
     _row("solar-10.7b", 10732, (48, 4096, 14336, 32, 8, 128, 32000), "upstage/SOLAR-10.7B-v1.0"),
@@ -321,9 +335,9 @@ MODELS: tuple[KnownModel, ...] = (
     _row("stablelm-2-1.6b", 1645, (24, 2048, 5632, 32, 32, 64, 100352), "stabilityai/stablelm-2-1_6b"),
     # BERT family: learned positions and a pooler; a published size leaves out the masked-LM head
     _row("bert-base", 109, (12, 768, 3072, 12, 12, 64, 30522), "google-bert/bert-base-uncased",
-         "bert-base-uncased", gated=False, positions=512, family=_ENCODER),
+         "bert-base-uncased", "bge-base-en-v1.5", "e5-base-v2", gated=False, positions=512, family=_ENCODER),
     _row("bert-large", 335, (24, 1024, 4096, 16, 16, 64, 30522), "google-bert/bert-large-uncased",
-         "bert-large-uncased", gated=False, positions=512, family=_ENCODER),
+         "bert-large-uncased", "bge-large-en-v1.5", "e5-large-v2", gated=False, positions=512, family=_ENCODER),
     _row("distilbert-base", 66, (6, 768, 3072, 12, 12, 64, 30522), "distilbert/distilbert-base-uncased",
          "distilbert-base-uncased", gated=False, positions=512, family=_ENCODER),
     _row("roberta-base", 125, (12, 768, 3072, 12, 12, 64, 50265), "FacebookAI/roberta-base",
@@ -358,13 +372,17 @@ MODELS: tuple[KnownModel, ...] = (
 # What publishers add to a name without changing the architecture; at the end, or before a version.
 _TUNING = re.compile(
     r"-(?:instruct|chat|hf|it|base|sft|dpo|thinking|python|gptq(?:-int[48])?|awq|int[48]|fp8|bf16|bnb-4bit|2507|v1\.0)"
-    r"(?=-v\d|$)"
+    r"(?=-v\d|-\d{4}(?!\d)|$)"
 )
+_EDITION = re.compile(r"-(?:v\d+(?:\.\d+)*|\d{4})$")
+"""A later edition of a model, which has the shape of the one before unless the table has a row for it."""
+_JOINED = re.compile(r"^(llama|gemma|phi)(?=\d)")
 
 
 def canonical_name(name: str) -> str:
     """The table's spelling of a model name: lower case, without organisation, "meta-" and tuning suffixes."""
-    plain = name.strip().lower().rsplit("/", 1)[-1].replace("_", "-").removeprefix("meta-")
+    plain = re.sub(r"[_:\s]+", "-", name.strip().lower().rsplit("/", 1)[-1]).removeprefix("meta-")
+    plain = _JOINED.sub(r"\1-", plain)
     while _TUNING.search(plain):
         plain = _TUNING.sub("", plain)
     return plain
@@ -383,5 +401,9 @@ _BY_NAME = _index()
 
 
 def known_model(name: str) -> KnownModel | None:
-    """The model of this name, however it is spelled (organisation, case and tuning suffix don't matter)."""
-    return _BY_NAME.get(canonical_name(name))
+    """The model of this name, however it is spelled (organisation, case and tuning suffix don't matter).
+
+    An edition that isn't in the table (``-0905``, ``-v0.2``) is taken for the one that is.
+    """
+    plain = canonical_name(name)
+    return _BY_NAME.get(plain) or _BY_NAME.get(_EDITION.sub("", plain))

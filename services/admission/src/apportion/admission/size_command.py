@@ -112,7 +112,8 @@ def _table(sizing: Sizing) -> str:
     rows = [
         ("p50", sizing.memory_mib_p50),
         ("p95", sizing.memory_mib_p95),
-        ("device", sizing.memory_mib_device),
+        ("device p50", sizing.memory_mib_device),
+        ("device p95", sizing.memory_mib_p95_device),
         *((f"  {name}", mib) for name, mib in parts.items() if mib),
     ]
     lines = [f"{name:<18}{mib:>10} MiB" for name, mib in rows]

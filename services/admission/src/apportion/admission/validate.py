@@ -115,7 +115,7 @@ def sized(
 ) -> Sized | Refused | None:
     """What the request's model needs on each device, corrected by what was learned; None where it names none.
 
-    Books the 95th percentile and a buffer, unless the request says itself how much memory it wants.
+    Books the device's 95th percentile and a buffer, unless the request says itself how much memory it wants.
     """
     if request.model is None:
         return None
@@ -129,7 +129,7 @@ def sized(
             found="nothing" if err.found is None else shown(err.found),
         )
     found = corrected(learned or Learned(), sizing, sizing.family)
-    needed_mib = -(-found.memory_mib_p95 * (100 + buffer_pct) // 100)
+    needed_mib = -(-found.memory_mib_p95_device * (100 + buffer_pct) // 100)
     asked_mib = request.resources.gpu_memory_mib
     if asked_mib is None and needed_mib > MEMORY_MIB_MAX:
         return Refused(
@@ -141,6 +141,7 @@ def sized(
     return Sized(
         memory_mib_p50=found.memory_mib_p50,
         memory_mib_p95=found.memory_mib_p95,
+        memory_mib_p95_device=found.memory_mib_p95_device,
         booked_mib=needed_mib if asked_mib is None else asked_mib,
         parts={part: mib for part in Parts.__struct_fields__ if (mib := getattr(sizing.parts, part))},
         method=found.method,
