@@ -79,6 +79,7 @@ def test_a_difference_is_shown_field_by_field() -> None:
     report = {
         "by_author": {"placer": 1},
         "unchecked": {},
+        "erased": [],
         "first": {
             "author": "placer",
             "first_seq": 9,
