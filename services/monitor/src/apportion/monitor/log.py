@@ -30,7 +30,7 @@ from apportion.contracts import events as ev
 from apportion.contracts.envelope import Stream
 from apportion.contracts.events import type_name
 from apportion.contracts.ids import PoolId
-from apportion.monitor import chain, manifest
+from apportion.monitor import chain, manifest, settled
 from apportion.monitor.projections import ENVELOPE_COLUMNS, Recorded, columns_of
 
 SCHEMA: Final = 1
@@ -70,7 +70,6 @@ VIEWS: Final = (
     "v_pending_now",
     "v_decisions",
     "v_stops",
-    "v_double_slice",
     "v_wish_answers",
     "v_queries",
     "v_preemptions",
@@ -84,8 +83,10 @@ VIEWS: Final = (
     "v_changes",
     "v_keeping",
     "v_usage",
+    "v_double_slice",
     "v_rates",
     "v_orphans",
+    "v_contradictions",
     "v_reconciliation",
 )
 """Named questions, one file each in ``queries/``, in the order in which they build on each other."""
@@ -714,6 +715,8 @@ def fill_copy(cursor: "duckdb.DuckDBPyConnection", catalog: str, path: Path, *, 
         newest = cursor.execute(
             "SELECT ordinal, recorded_at, hash FROM replica.events ORDER BY ordinal DESC LIMIT 1"
         ).fetchone()
+        if newest is not None:
+            settled.settle(cursor, dict(views()), digest=_views_digest(), last=newest[0], columns=_EVENTS_BODY)
         cursor.execute("COMMIT")
     except (duckdb.Error, LogError):
         cursor.execute("ROLLBACK")
@@ -834,9 +837,10 @@ def own_questions(path: Path) -> Iterator[Callable[[str], list[tuple[Any, ...]]]
     """
     connection = open_read_only(path)
     made: set[str] = set()
+    is_kept = _keeps_settled(connection)
 
     def ask(question: str) -> list[tuple[Any, ...]]:
-        for name, text in views_in(question):
+        for name, text in views_in(question, is_kept=is_kept):
             if name not in made:
                 connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
                 made.add(name)
@@ -890,7 +894,7 @@ def ask_locked_down(path: Path, statement: str, *, limit: int, seconds: float) -
     timer.daemon = True
     try:
         # Made here and not in the copy: always those of this version. Binding one costs more than many an answer.
-        for name, text in views_in(statement):
+        for name, text in views_in(statement, is_kept=_keeps_settled(connection)):
             connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
         statements = connection.extract_statements(statement)
         if len(statements) != 1:
@@ -1207,15 +1211,23 @@ def views() -> list[tuple[str, str]]:
     return [(name, (folder / f"{name}.sql").read_text(encoding="utf-8")) for name in VIEWS]
 
 
-def views_in(statement: str) -> list[tuple[str, str]]:
-    """Those of ``views`` that the statement names, and those that they build on."""
-    wanted = set(_VIEW_NAME.findall(statement.lower()))
-    found: list[tuple[str, str]] = []
-    for name, text in reversed(views()):
-        if name in wanted:
-            wanted.update(_VIEW_NAME.findall(text))
-            found.append((name, text))
-    return found[::-1]
+def views_in(statement: str, *, is_kept: bool = False) -> list[tuple[str, str]]:
+    """Those of ``views`` that the statement names, and those that they build on, as they are made in a log.
+
+    ``is_kept``: in a copy that keeps the rows of jobs that are over.
+    """
+    texts = dict(views())
+    named = [name for name in _VIEW_NAME.findall(statement.lower()) if name in texts]
+    if is_kept:
+        return list(settled.joined(named, texts))
+    return [(name, texts[name]) for name in settled.needed(named, texts)]
+
+
+def _keeps_settled(connection: "duckdb.DuckDBPyConnection") -> bool:
+    """True where what was opened is a copy that keeps the rows of these very views."""
+    if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'open_events'").fetchall():
+        return False
+    return connection.execute("SELECT value FROM meta WHERE key = 'kept'").fetchall() == [(_views_digest(),)]
 
 
 def _views_digest() -> str:

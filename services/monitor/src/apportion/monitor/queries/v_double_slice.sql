@@ -7,10 +7,7 @@ WITH capacity AS (
     FROM (SELECT unnest(CAST(body -> '$.devices' AS JSON[])) AS device FROM v_event WHERE kind = 'NodeRegistered')
     GROUP BY ALL
 ), held AS (
-    SELECT run.run_id, run.placed_seq, run.freed_seq, slice ->> '$.device_uuid' AS device_uuid,
-        CAST(slice -> '$.compute_milli' AS BIGINT) AS compute_milli, CAST(slice -> '$.memory_mib' AS BIGINT) AS memory_mib
-    FROM (SELECT run_id, stream_seq, unnest(CAST(body -> '$.slices' AS JSON[])) AS slice FROM v_event WHERE kind = 'RunPlaced') AS placed
-    JOIN v_run AS run ON run.run_id = placed.run_id AND run.placed_seq = placed.stream_seq
+    SELECT run_id, placed_seq, freed_seq, device_uuid, compute_milli, memory_mib FROM v_usage
 ), change AS (
     SELECT device_uuid, run_id, placed_seq AS seq, compute_milli, memory_mib FROM held
     UNION ALL

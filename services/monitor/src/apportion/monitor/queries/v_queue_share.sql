@@ -21,9 +21,8 @@ WITH RECURSIVE said AS (
         (SELECT CAST(coalesce(sum(CAST(body -> '$.cpu_milli' AS BIGINT)), 0) AS BIGINT) FROM node) AS cpu_milli
     FROM device
 ), run AS (
-    SELECT job.queue, run.job_id, run.compute_milli, run.memory_mib, coalesce(CAST(placed.body -> '$.cpu_milli' AS BIGINT), 0) AS cpu_milli
-    FROM v_run AS run JOIN v_job AS job USING (job_id)
-    JOIN (SELECT run_id, body FROM v_event WHERE kind = 'RunPlaced') AS placed USING (run_id) WHERE run.freed_seq IS NULL
+    SELECT job.queue, run.job_id, run.compute_milli, run.memory_mib, run.cpu_milli
+    FROM v_run AS run JOIN v_job AS job USING (job_id) WHERE run.freed_seq IS NULL
 ), held AS (
     SELECT above.queue, CAST(sum(run.compute_milli) AS BIGINT) AS compute_milli, CAST(sum(run.memory_mib) AS BIGINT) AS memory_mib,
         CAST(sum(run.cpu_milli) AS BIGINT) AS cpu_milli, count(DISTINCT run.job_id) AS jobs, count(*) AS runs

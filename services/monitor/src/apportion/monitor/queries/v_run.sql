@@ -56,7 +56,8 @@ SELECT
     coalesce(started.times, 0) AS start_facts,
     placed.placed_seq,
     -- The fact that freed its slices: its release, or the fencing of its node, whichever came first.
-    least(released.released_seq, lost.lost_seq) AS freed_seq
+    least(released.released_seq, lost.lost_seq) AS freed_seq,
+    coalesce(CAST(placed.body -> '$.cpu_milli' AS BIGINT), 0) AS cpu_milli
 FROM placed
 LEFT JOIN started USING (run_id)
 LEFT JOIN finished USING (run_id)

@@ -3,7 +3,7 @@
 -- the job asked for, allocated what it was given, used what it had while its process ran: the whole share of compute, and the
 -- most memory that was seen in use (NULL where nobody looked).
 WITH newest AS (
-    SELECT coalesce(max(recorded_at), 0) AS at FROM events
+    SELECT coalesce(max(recorded_at), 0) AS at FROM main.events
 ), device AS (
     SELECT device ->> '$.uuid' AS device_uuid, arg_max(device ->> '$.model', ordinal) AS model
     FROM (SELECT unnest(CAST(body -> '$.devices' AS JSON[])) AS device, ordinal FROM v_event WHERE kind = 'NodeRegistered')
@@ -62,6 +62,7 @@ SELECT spent.run_id, spent.job_id, spent.tenant, coalesce(told.queue, '') AS que
     spent.slice_milli * spent.running_ms AS used_milli_ms,
     requested_memory_mib * spent.held_ms AS requested_mib_ms,
     spent.slice_mib * spent.held_ms AS allocated_mib_ms,
-    spent.peak_mib * spent.running_ms AS used_mib_ms
+    spent.peak_mib * spent.running_ms AS used_mib_ms,
+    spent.placed_seq, spent.freed_seq
 FROM spent LEFT JOIN told USING (job_id) LEFT JOIN device USING (device_uuid)
 ASOF LEFT JOIN asked ON asked.job_id = spent.job_id AND spent.placed_seq >= asked.asked_seq
