@@ -695,6 +695,53 @@ def test_a_job_of_a_lost_node_is_said_to_have_moved_once_all_of_it_runs_again() 
     ]
 
 
+@pytest.mark.parametrize(
+    ("checkpointed", "lost_s", "kept_s"),
+    [
+        ({0: 40, 1: 50}, 60, 39),
+        ({0: 40, 1: 99}, 60, 39),
+        ({0: 40}, 99, 0),
+        ({}, 99, 0),
+    ],
+)
+def test_work_is_lost_since_the_last_checkpoint_that_all_replicas_made(
+    checkpointed: dict[int, int], lost_s: int, kept_s: int
+) -> None:
+    """Seconds at which each replica's checkpoint was recorded, made within one; all runs from 0 to 100 s, then drained.
+
+    One that a replica did not finish keeps nothing for a gang, and what is told after the drain counts, too.
+    """
+    pool = Pool("node-1")
+    pool.tick(0)
+    pool.fold(a_job(replicas=2))
+    runs = [RunId(f"acme/train-7/{replica}/1") for replica in range(2)]
+    for replica, run in enumerate(runs):
+        pool.fold(a_placement(replica=replica))
+        pool.fold(ev.RunStarted(run_id=run, node_id=NODE, pid=1, started_at=NOON), at=NOON)
+    for replica, run in enumerate(runs):
+        second = checkpointed.get(replica, 20)
+        said = ev.RunCheckpointed(
+            run_id=run,
+            node_id=NODE,
+            is_done=replica in checkpointed,
+            finished_at=NOON,
+            duration_ms=1_000 if second < 99 else 0,
+        )
+        pool.fold(said, at=NOON + second * S)
+    for second, run in zip((99, 100), runs, strict=True):
+        ended = ev.RunFinished(run_id=run, node_id=NODE, cause=RunCause.DRAINED, finished_at=NOON)
+        pool.fold(ended, author="agent-node-1", at=NOON + second * S)
+        pool.fold(ev.RunReleased(run_id=run, node_id=NODE, released_at=NOON), at=NOON + second * S)
+    pool.fold(ev.JobRequeued(job_id=a_job().job_id, attempt=2, cause=RunCause.DRAINED), at=NOON + 101 * S)
+    for replica in range(2):
+        pool.fold(a_placement(replica=replica, attempt=2))
+        again = RunId(f"acme/train-7/{replica}/2")
+        pool.fold(ev.RunStarted(run_id=again, node_id=NODE, pid=1, started_at=NOON), at=NOON + 110 * S)
+    (moved,) = pool.decided()
+    assert isinstance(moved, ev.MigrationCompleted)
+    assert (moved.downtime_ms, moved.lost_work_s, moved.kept_work_s) == (11_000, lost_s, kept_s)
+
+
 def test_a_job_that_failed_by_itself_did_not_move() -> None:
     """It is tried again, which is another thing."""
     pool = Pool("node-1")

@@ -1,31 +1,14 @@
 """Alerts: what is firing, who looks at it, and what nobody wants to hear of for a while."""
 
-import re
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from apportion.cli.app import cli, place_of, pool_options, run
+from apportion.cli.durations import Duration
 from apportion.cli.exits import Exit
 from apportion.cli.output import ago, output_option, print_rows, say
 from apportion.cli.wish_commands import ask_wish, wish_options
-
-_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-class Duration(click.ParamType[int]):
-    """``30s``, ``15m``, ``2h``, ``3d`` as seconds; a bare number is seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Seconds. Fails on anything else, and says what it takes."""
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d{1,9})([smhd]?)", str(value))
-        if found is None:
-            self.fail(f"{value!r}: expected a duration such as 30s, 15m, 2h or 3d", param, ctx)
-        return int(found[1]) * _UNITS[found[2] or "s"]
 
 
 @cli.group()

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from apportion.cli.alert_commands import Duration
 from apportion.cli.app import cli, place_of, pool_options, run
+from apportion.cli.durations import Duration
 from apportion.cli.exits import Exit
 from apportion.cli.output import output_option, print_rows, say
 from apportion.cli.wish_commands import ask_wish, wish_options

@@ -78,9 +78,11 @@ def sentence(row: Row) -> str:
         case "MigrationCompleted":
             there, here = ", ".join(body.get("from_nodes", ())), ", ".join(body.get("to_nodes", ()))
             down_s = body.get("downtime_ms", 0) / 1000
+            kept_s = body.get("kept_work_s", 0)
+            kept = f", {kept_s} s kept by its checkpoint" if kept_s else ""
             return (
                 f"has moved from {there} to {here} ({row['cause']}): down for {down_s:.1f} s,"
-                f" {body.get('lost_work_s', 0)} s of work to do again"
+                f" {body.get('lost_work_s', 0)} s of work to do again{kept}"
             )
         case "JobHeld":
             return f"is held by {row['actor']}{_reason(body)}"

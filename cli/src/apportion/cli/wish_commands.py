@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from apportion.cli.app import cli, place_of, pool_options, run
+from apportion.cli.durations import Duration
 from apportion.cli.exits import CommandFailed, Exit
 from apportion.cli.output import output_option, print_object, printable
 
@@ -52,10 +53,10 @@ def _event(kind: str) -> Any:
     return getattr(ev, kind)
 
 
-def _ask_node(kind: str, node: str, options: dict[str, Any]) -> int:
+def _ask_node(kind: str, node: str, options: dict[str, Any], **fields: Any) -> int:
     from apportion.contracts import events as ev
 
-    return _ask(_place(options), getattr(ev, kind), options, node_id=node)
+    return _ask(_place(options), getattr(ev, kind), options, node_id=node, **fields)
 
 
 def ask_wish(wish: Any, options: dict[str, Any], /, **fields: Any) -> int:
@@ -162,10 +163,18 @@ def resize(*, job: str, gpu_milli: int | None, gpu_memory_mib: int | None, **opt
 
 @cli.command()
 @click.argument("node")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=Duration(),
+    default="5m",
+    show_default=True,
+    help="So long its runs may take to checkpoint and end, where their own grace isn't shorter; 0: none.",
+)
 @wish_options(is_reason_required=True)
-def drain(*, node: str, **options: Any) -> int:
-    """Ask that NODE takes no more and its runs move elsewhere."""
-    return _ask_node("NodeDrainRequested", node, options)
+def drain(*, node: str, deadline_s: int, **options: Any) -> int:
+    """Ask that NODE takes no more and its runs move elsewhere; those that can, checkpoint first."""
+    return _ask_node("NodeDrainRequested", node, options, deadline_s=deadline_s)
 
 
 @cli.command()

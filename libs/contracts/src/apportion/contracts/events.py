@@ -1892,7 +1892,10 @@ class MigrationCompleted(Fact, frozen=True, kw_only=True, tag="MigrationComplete
     downtime_ms: int
     """From the last moment in which all of it ran, as far as anybody heard, to the start of its last replica."""
     lost_work_s: int
-    """What the stopped attempt had run for and has to do again, on the clock, not summed over replicas."""
+    """What the stopped attempt has to do again, on the clock, not summed over replicas: since all of it ran, or since
+    the last checkpoint that each of its replicas made when told to."""
+    kept_work_s: int = 0
+    """What it did before, and that checkpoint keeps."""
 
 
 class RateCardChanged(Fact, frozen=True, kw_only=True, tag="RateCardChanged.v1"):

@@ -49,12 +49,13 @@ _RULES: Final = (
     "suspect after suspect_ms of silence; lost and fenced after lease_ms; frozen while silent*2 > nodes >= 3, until"
     " heard, asked, or freeze_ms with one heard; a full lease after a start, a pause and a thaw by being heard;"
     " wishes answered in order, operators only; a dry run judged by what would answer it; questions recorded;"
-    " flapping nodes and nodes whose runs fail cordoned by misfits.RULES; moves told by moves;"
+    " flapping nodes and nodes whose runs fail cordoned by misfits.RULES;"
+    " moves told by moves, from the last checkpoint of all replicas;"
     " alerts by their rules, from measures;"
     " faults by operators, where they are on, until their time is up;"
     " settings: suspect_ms lease_ms freeze_ms self_cordon alert_rules faults"
 )
-POLICY: Final = f"liveness@6#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
+POLICY: Final = f"liveness@7#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
 RULE: Final = "silence"
 """Named in NodeLost: what made the monitor say so."""
 

@@ -2,12 +2,14 @@
 
 A move begins when the first run of an attempt ends for a reason that is no doing of the job's (a lost node, a device's
 fault, a drain), and is over once every replica of a later attempt runs. Instants are the bus's own, as facts recorded
-them; a lost node's silence is taken off, since its runs were last heard of before it.
+them; a lost node's silence is taken off, since its runs were last heard of before it. What an attempt did before the
+last checkpoint that all of its replicas have made is not lost; a job that checkpoints without telling isn't known to.
 """
 
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import RunCause
@@ -31,6 +33,9 @@ class Stop(Struct, frozen=True, kw_only=True):
     """When its last replica had started."""
     stopped_at: int
     nodes: tuple[NodeId, ...]
+    replicas: int = 1
+    kept_at: int = 0
+    """Up to when a checkpoint keeps what it did; 0 for none."""
 
 
 class Move(Struct, kw_only=True):
@@ -52,6 +57,8 @@ class Moves(Struct, kw_only=True):
 
     stops: dict[JobId, Stop] = {}
     moving: dict[JobId, Move] = {}
+    kept: dict[JobId, dict[RunId, int]] = {}
+    """When each run of a job's present attempt was told to make its newest checkpoint that it did make."""
     silent_ms: dict[NodeId, int] = {}
     """How long a node had been silent that is just being fenced."""
 
@@ -73,8 +80,17 @@ def evolve(moves: Moves, pool: Pool, entry: Entry) -> None:
             run = run_of(pool, event.run_id)
             if run is not None and run.state is RunState.STARTED and event.cause is not RunCause.SUCCESS:
                 _stopped(moves, pool.jobs[run.job_id], run, entry.recorded_at)
+        case ev.RunCheckpointed() if event.is_done:
+            run = run_of(pool, event.run_id)
+            if run is not None and attempt_of_run(run.run_id) == pool.jobs[run.job_id].attempt:
+                # Told then, it had done at least so much: what it did while it wrote may be in it or not.
+                told_at = entry.recorded_at - event.duration_ms * NS_PER_MS
+                moves.kept.setdefault(run.job_id, {})[run.run_id] = max(told_at, run.started_at)
         case ev.JobRequeued():
             stop = moves.stops.pop(event.job_id, None)
+            kept = moves.kept.pop(event.job_id, {})
+            if stop is not None and len(kept) >= stop.replicas:
+                stop = replace(stop, kept_at=min(kept.values()))
             move = moves.moving.get(event.job_id)
             if move is not None:
                 move.started, move.nodes = [], []  # stopped again before all of it ran: it is down since the first time
@@ -87,6 +103,7 @@ def evolve(moves: Moves, pool: Pool, entry: Entry) -> None:
         case ev.JobSucceeded() | ev.JobFailed() | ev.JobCancelled() | ev.JobExpired():
             moves.stops.pop(event.job_id, None)
             moves.moving.pop(event.job_id, None)
+            moves.kept.pop(event.job_id, None)
         case _:
             pass
 
@@ -104,6 +121,7 @@ def _stopped(moves: Moves, job: JobView, run: RunView, at: int) -> None:
         started_at=max(each.started_at for each in runs),
         stopped_at=at,
         nodes=tuple(sorted({each.node_id for each in runs})),
+        replicas=len(runs),
     )
 
 
@@ -131,7 +149,8 @@ def completed(moves: Moves) -> list[ev.Fact]:
             from_nodes=move.stop.nodes,
             to_nodes=tuple(move.nodes),
             downtime_ms=max(0, move.done_at - move.stop.stopped_at) // NS_PER_MS,
-            lost_work_s=max(0, move.stop.stopped_at - move.stop.started_at) // NS_PER_S,
+            lost_work_s=max(0, move.stop.stopped_at - max(move.stop.started_at, move.stop.kept_at)) // NS_PER_S,
+            kept_work_s=max(0, min(move.stop.kept_at, move.stop.stopped_at) - move.stop.started_at) // NS_PER_S,
             caused_by=move.done_by,
         )
         for job_id, move in sorted(moves.moving.items())
