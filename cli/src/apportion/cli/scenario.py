@@ -53,6 +53,8 @@ SUSPECT_MS: Final = 1_000
 LEASE_MS: Final = 3_000
 WORKLOAD: Final = "@workload"
 """Stands for the simulated GPU workload's program, as the first word of a command."""
+FOLDER: Final = "@folder"
+"""Stands, where a job keeps its checkpoints, for a folder of this run of the scenario alone."""
 
 
 class ScenarioInvalid(Exception):
@@ -269,7 +271,9 @@ async def _played(scenario: Scenario, data_dir: Path, say: Callable[[str], None]
             supervisor.server.url, pool=POOL, name="scenario", key=supervisor.key_of(str(OPERATOR).strip("_"))
         )
         try:
-            await _Play(scenario, bus, say).run()
+            scratch = data_dir / "scratch"
+            scratch.mkdir(exist_ok=True)
+            await _Play(scenario, bus, say, folder=scratch).run()
         finally:
             await bus.close()
     finally:
@@ -297,10 +301,11 @@ def figures(scenario: Scenario, data_dir: Path) -> dict[str, float | None]:
 class _Play:
     """The timeline of one scenario, on one pool."""
 
-    def __init__(self, scenario: Scenario, bus: Bus, say: Callable[[str], None]) -> None:
+    def __init__(self, scenario: Scenario, bus: Bus, say: Callable[[str], None], *, folder: Path) -> None:
         self._scenario = scenario
         self._bus = bus
         self._say = say
+        self._folder = folder
         self._began = time.monotonic()
         self._live: set[str] = set()
         self._answered = 0
@@ -331,7 +336,7 @@ class _Play:
 
     async def _at(self, step: Step) -> None:
         await asyncio.sleep(max(0.0, step.at_s - (time.monotonic() - self._began)))
-        jobs = _jobs(step)
+        jobs = _jobs(step, folder=self._folder)
         if step.submit is not None:
             self._tell(f"{step.submit.count} jobs: {step.submit.name}")
         for number, wish in enumerate(jobs):
@@ -380,7 +385,7 @@ class _Play:
         self._say(f"{time.monotonic() - self._began:6.1f} s  {what}")
 
 
-def _jobs(step: Step) -> Sequence[ev.JobRequested]:
+def _jobs(step: Step, *, folder: Path = Path("/nowhere")) -> Sequence[ev.JobRequested]:
     if step.submit is None:
         return ()
     job = dict(step.job or {})
@@ -391,6 +396,8 @@ def _jobs(step: Step) -> Sequence[ev.JobRequested]:
 
         workload["command"] = [*workload_program(), *command[1:]]
     job["workload"] = workload
+    if uri := job.get("checkpoint", {}).get("uri"):
+        job["checkpoint"] = {**job["checkpoint"], "uri": uri.replace(FOLDER, str(folder))}
     return [
         msgspec.convert({"queue": "main", **job, "job_id": f"{step.submit.name}-{number}"}, ev.JobRequested)
         for number in range(1, step.submit.count + 1)
