@@ -300,6 +300,22 @@ def test_a_pool_lets_in_whom_it_has_a_key_for(pool: Pool, tmp_path: Path) -> Non
     assert not refused.stdout
     assert pool.sql("select count(*) as n from events where event_id = 'order-2'") == [{"n": 0}]
 
+    # What its jobs wrote, a tenant reads with its own key, wherever it is; and nobody else's.
+    talks = pool.json("submit", "-", "--wait", "finished", stdin=_request("talks", "/bin/echo", "said by a job"))
+    assert talks["outcome"] == "succeeded"
+
+    def logs(job: str, seed: str) -> subprocess.CompletedProcess[str]:
+        command = [*_COMMAND, "logs", job, "--bus-url", url, "--data-dir", str(tmp_path / "elsewhere")]
+        env = {**os.environ, "APPORTION_BUS_KEY_FILE": seed}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+
+    mine = logs("talks", str(key))
+    assert (mine.returncode, mine.stdout) == (0, "said by a job\n"), mine.stderr
+    assert logs("talks", other).returncode == 5
+    assert logs("default/talks", other).returncode == 7
+    shown = pool.json("show", "talks")
+    assert {one["what"] for one in shown["enforced"]} >= {"memory", "compute", "fault_domain"}
+
     kept = tmp_path / "kept.nk"
     kept.touch(mode=0o600)
     kept.write_bytes(key.read_bytes())

@@ -76,6 +76,9 @@ PUBLISH = {
     f"{P}.query.schemas": "operator admin auditor tenant-acme tenant-globex viewer-jo",
     f"{P}.read.acme.facts": "operator admin tenant-acme",
     f"{P}.read.globex.facts": "operator admin tenant-globex",
+    f"{P}.node.n1.logs": "operator admin",
+    f"{P}.node.n1.logs.acme": "operator admin tenant-acme",
+    f"{P}.node.n2.logs.globex": "operator admin tenant-globex",
     f"{P}.dlq.admission.wishes.1": "admission operator admin",
     f"{P}.dlq.monitor.wishes.1": "monitor operator admin",
     # The streams themselves.
@@ -114,6 +117,7 @@ SUBSCRIBE = {
     f"{P}.ask.>": "admission operator admin auditor",
     f"{P}.query.>": "placer monitor operator admin auditor",
     f"{P}.read.>": "monitor operator admin auditor",
+    f"{P}.node.n1.>": "agent-n1 operator admin auditor",
     f"{P}.sample.>": "monitor operator admin auditor viewer-jo",
     f"{P}.lease.>": "operator admin auditor viewer-jo",
     f"{P}.alive.placer.*": "placer monitor operator admin auditor viewer-jo",

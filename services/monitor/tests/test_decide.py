@@ -4,7 +4,18 @@ import msgspec
 import pytest
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import KeyChange, Mode, NodeRule, Pricing, Refusal, RowOf, RunCause, Thaw, Verdict
+from apportion.contracts.causes import (
+    DeviceHealth,
+    KeyChange,
+    Mode,
+    NodeRule,
+    Pricing,
+    Refusal,
+    RowOf,
+    RunCause,
+    Thaw,
+    Verdict,
+)
 from apportion.contracts.cloudevents import NOTES, Ingress
 from apportion.contracts.envelope import Entry, Stream, Undecodable
 from apportion.contracts.ids import MONITOR, OPERATOR, DeviceUuid, JobId, NodeId, RunId
@@ -634,6 +645,36 @@ def test_a_node_on_which_jobs_fail_that_run_elsewhere_is_cordoned_with_the_evide
                 evidence=tuple(f"acme/here-{number}/0/1" for number in range(5)),
             )
         ]
+
+
+def test_a_node_of_which_a_device_wants_a_reboot_is_cordoned_until_it_has_booted() -> None:
+    """Its other devices would be lost to whoever is placed there in the meantime."""
+    pool = Pool("node-1", "node-2")
+    pool.tick(0)
+    pool.hear(1, "node-1", "node-2")
+    ill = ev.DeviceHealthChanged(
+        node_id=NODE,
+        device_uuid=DeviceUuid("GPU-node-1-0"),
+        before=DeviceHealth.HEALTHY,
+        after=DeviceHealth.FAILED,
+        code="xid-95",
+        detail="uncontained error",
+        wants_reboot=True,
+    )
+    pool.fold(ill, author="agent-node-2")
+    assert pool.decided() == []  # nobody speaks for another's node
+    pool.fold(ill, author="agent-node-1")
+    (cordoned,) = pool.decided()
+    assert isinstance(cordoned, ev.NodeCordoned)
+    assert (cordoned.rule, len(cordoned.evidence)) == (NodeRule.REBOOT_NEEDED, 1)
+    assert "xid-95 of GPU-node-1-0, uncontained error" in cordoned.reason
+    pool.fold(a_node("node-1", boot_id="boot-1", session="s2"), author="agent-node-1")
+    assert pool.decided() == []  # another agent of the same boot
+    pool.fold(a_node("node-1", boot_id="boot-2", session="s3"), author="agent-node-1")
+    (back,) = pool.decided()
+    assert isinstance(back, ev.NodeUncordoned)
+    assert back.rule is NodeRule.REBOOT_NEEDED
+    assert pool.decided() == []
 
 
 def test_what_jobs_are_told_or_use_too_much_of_is_not_held_against_a_node() -> None:

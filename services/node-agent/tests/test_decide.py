@@ -674,3 +674,28 @@ def test_a_run_that_may_go_on_elsewhere_is_told_to_checkpoint_before_it_is_stopp
         node.see(Checkpointed(run_id=RUN, order_id=order, is_done=False, at=NOON, duration_ms=9, detail="silent"))
     node.see(exited(exit_code=143))
     assert [type(fact) for fact in node.say()] == [RunCheckpointed, RunFinished] if is_told else [RunFinished]
+
+
+def test_that_a_device_wants_a_reboot_is_stated_once_and_anew_only_after_one() -> None:
+    """Also where its health was stated as failed before."""
+    node = a_node_at_work()
+    uuid = INVENTORY.devices[0].uuid
+    seen = DeviceHealthSeen(device_uuid=uuid, health=DeviceHealth.FAILED, code="xid-109")
+    node.see(seen)
+    node.say()
+    node.see(msgspec.structs.replace(seen, code="xid-95", wants_reboot=True))
+    (told,) = node.say()
+    assert isinstance(told, DeviceHealthChanged)
+    assert (told.before, told.after, told.code, told.wants_reboot) == (
+        DeviceHealth.FAILED,
+        DeviceHealth.FAILED,
+        "xid-95",
+        True,
+    )
+    node.see(msgspec.structs.replace(seen, code="xid-95", wants_reboot=True))
+    node.restart("s2")
+    node.see(msgspec.structs.replace(seen, code="xid-95", wants_reboot=True))
+    assert [type(fact) for fact in node.say()] == [NodeRegistered]
+    node.state.health.clear()
+    node.see(InventoryChanged(inventory=msgspec.structs.replace(INVENTORY, boot_id="boot-2")))
+    assert [type(fact) for fact in node.say()] == [NodeRegistered]

@@ -163,3 +163,27 @@ def test_each_device_has_a_file_with_its_jobs(tmp_path: Path) -> None:
     mapping.write({0: [], 1: [JobId("acme/c")]})
     assert [(tmp_path / "jobs" / name).read_text() for name in ("0", "1")] == ["", "acme/c\n"]
     assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["0", "1"]
+
+
+def test_a_device_that_only_a_reboot_mends_is_told_as_that_whatever_it_was_ill_of_before() -> None:
+    """The node is to be cordoned for it; and that it ended is told as well."""
+    book = HealthBook()
+    (lost,) = book.xid(ONE, 109, 1)
+    assert (lost.health, lost.wants_reboot) == (DeviceHealth.FAILED, False)
+    reboot = 151
+    assert rule_of(reboot).policy is XidPolicy.NODE_DRAIN_REBOOT
+    (told,) = book.xid(ONE, reboot, 2)
+    assert (told.health, told.code, told.wants_reboot) == (DeviceHealth.FAILED, f"xid-{reboot}", True)
+    assert book.xid(ONE, reboot, 3) == []
+    (over,) = book.reset(ONE, "reset")
+    assert (over.health, over.wants_reboot) == (DeviceHealth.HEALTHY, False)
+    (wanted,) = book.reading(ONE, HealthReading(recovery_action=1), 4)
+    assert not wanted.wants_reboot
+    (more,) = book.reading(ONE, HealthReading(recovery_action=2), 5)
+    assert (more.code, more.wants_reboot) == ("recovery-action", True)
+    assert book.reading(ONE, HealthReading(recovery_action=2), 6) == []
+    fell = HealthBook()
+    (told,) = fell.xid(ONE, 79, 1)
+    assert told.wants_reboot
+    (back,) = fell.answered(ONE, "it answers")
+    assert (back.health, back.wants_reboot) == (DeviceHealth.HEALTHY, False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from apportion.contracts.ids import RunId
+from apportion.contracts.ids import RunId, TenantId
 from apportion.node_agent.run_logs import KeptLogs, LogDesk, Retention, piece_of
 from apportion.node_agent.run_records import directory_name
 from apportion.node_agent.spawner import _BoundedLog
@@ -126,3 +126,17 @@ def test_a_run_that_wrote_nothing_leaves_nothing(tmp_path: Path) -> None:
     logs = kept(tmp_path)
     logs.keep(RUN, a_run(tmp_path, RUN, started="{}"), 1.0)
     assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_a_tenant_reads_its_own_runs_and_learns_nothing_of_others(tmp_path: Path) -> None:
+    """Not even whether there is such a run: the answer is the same either way."""
+    a_run(tmp_path, RUN, stdout="mine\n")
+    desk = LogDesk(runs=tmp_path / "runs", kept=kept(tmp_path), live=lambda: ())
+
+    def asked(tenant: str, run: str) -> Any:
+        return json.loads(desk.answer(json.dumps({"run": run}).encode(), TenantId(tenant)))
+
+    assert base64.b64decode(asked("acme", RUN)["data"]) == b"mine\n"
+    there, nowhere = (asked("globex", run)["error"] for run in (RUN, "acme/nobody/0/1"))
+    assert there["code"] == nowhere["code"] == "NotPermitted"
+    assert asked("acm", RUN)["error"]["code"] == "NotPermitted"

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
@@ -387,10 +388,23 @@ def show(job: str, output: str, data_dir: str | None, pool: str | None, bus_url:
             content["runs"],
             ("run_id", "node_id", "state", "cause", "exit_code", "signal", "compute_milli", "memory_mib"),
         )
+        promises = table(content["enforced"], ("run_id", "device_uuid", "what", "asked", "applied", "observed", "by"))
+        if content["enforced"]:
+            runs = f"{runs}\n\n{promises}"
         facts = table(content["timeline"], ("at", "kind", "run_id", "node_id", "cause", "said_by"))
         return f"{head}\n{runs if content['runs'] else '(no runs yet)'}\n\n{facts}"
 
     print_object(content, kind="job", output=output, text=text)
+
+
+def enforced_of(timeline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each promise of each run that started: what was asked, set and read back, and who holds it."""
+    return [
+        {"run_id": fact["run_id"], "applied": 0, **one, "device_uuid": one.get("device_uuid") or "host"}
+        for fact in timeline
+        if fact["kind"] == "RunStarted"
+        for one in json.loads(fact["body"]).get("enforced", ())
+    ]
 
 
 async def story_of(place: "Place", name: str) -> dict[str, Any]:
@@ -423,6 +437,7 @@ async def story_of(place: "Place", name: str) -> dict[str, Any]:
     return {
         "job": answer["job"][0],
         "runs": answer["runs"],
+        "enforced": enforced_of(answer["timeline"]),
         "pending": answer["pending"][0] if answer["pending"] else None,
         "memory": answer["memory"][0] if answer["memory"] else None,
         "timeline": answer["timeline"],

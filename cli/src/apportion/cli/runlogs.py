@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+import functools
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import nats.errors
@@ -15,7 +17,8 @@ from apportion.cli.exits import CommandFailed, Exit
 from apportion.cli.places import Place, log_file
 from apportion.cli.question import ask_sql, job_named, literal
 from apportion.contracts import subjects
-from apportion.contracts.ids import NodeId, RunId, job_of_run
+from apportion.contracts.events import TERMINAL
+from apportion.contracts.ids import NodeId, RunId, TenantId, job_of_run
 
 if TYPE_CHECKING:
     from apportion.runtime.stream import Bus
@@ -24,6 +27,11 @@ _ANSWER_S: Final = 5.0
 _PAUSE_S: Final = 0.5
 """Between looks at what comes, while following."""
 
+_TENANTS: Final = "tenant-"
+_ENDS: Final = frozenset(kind.__name__ for kind in TERMINAL)
+
+Look = Callable[[dict[RunId, "Source"]], Awaitable[bool]]
+"""Adds the runs that are new; True once the job has ended."""
 Ask = Callable[[NodeId, dict[str, Any]], Awaitable[dict[str, Any]]]
 """What a node's agent answers; raises CommandFailed where it doesn't."""
 
@@ -98,20 +106,31 @@ async def show_logs(place: Place, job: str, *, stream: str, follows: bool) -> No
 
     Raises CommandFailed where nothing of it is kept, or nobody who has it answers.
     """
+    if (tenant := tenant_of_key(place.key_file)) is not None:
+        async with bus_of(place) as bus:
+            await _show(_TenantsLook(bus, tenant, job), _asker(bus, tenant), job, stream=stream, follows=follows)
+        return
     full = await job_named(place, job)
     if place.note is None and log_file(place.data_dir, place.pool).exists():
         _show_local(place, full, stream=stream)
         return
     async with bus_of(place) as bus:
-        await _show(place, _asker(bus), full, stream=stream, follows=follows)
+        look = functools.partial(_look, place, full)
+        await _show(look, _asker(bus), full, stream=stream, follows=follows)
 
 
-async def _show(place: Place, ask: Ask, job: str, *, stream: str, follows: bool) -> None:
+def tenant_of_key(key_file: Path | None) -> TenantId | None:
+    """Whose key it is, by the name that `apportion keys new` gave its file; None where it is no tenant's."""
+    name = "" if key_file is None else key_file.name.removesuffix(".nk")
+    return TenantId(name.removeprefix(_TENANTS)) if name.startswith(_TENANTS) else None
+
+
+async def _show(look: Look, ask: Ask, job: str, *, stream: str, follows: bool) -> None:
     sources: dict[RunId, Source] = {}
     printer = None
     found_any = False
     while True:
-        has_ended = await _look(place, job, sources)
+        has_ended = await look(sources)
         if printer is None and sources:
             printer = Printer(_to_stdout, stream=stream, names=len(sources) > 1)
         for source in sources.values():
@@ -146,9 +165,56 @@ async def _look(place: Place, job: str, sources: dict[RunId, Source]) -> bool:
     return bool(jobs.rows) and jobs.rows[0]["outcome"] != "live"
 
 
-def _asker(bus: "Bus") -> Ask:
+class _TenantsLook:
+    """Looks for the runs of a tenant's job with the tenant's own key, which may ask for its own facts alone."""
+
+    def __init__(self, bus: "Bus", tenant: TenantId, job: str) -> None:
+        self._bus = bus
+        self._tenant = tenant
+        self._name = job.removeprefix(f"{tenant}/")
+        self._after = 0
+        self._has_ended = False
+
+    async def __call__(self, sources: dict[RunId, Source]) -> bool:
+        """Add the runs that are new; True once the job has ended."""
+        if "/" in self._name:
+            raise CommandFailed(f"expected a job of tenant {self._tenant}, found {self._name}", code=Exit.NOT_PERMITTED)
+        while True:
+            answer = await self._asked()
+            for fact in answer["facts"]:
+                self._after = fact["seq"]
+                kind = fact["headers"].get("ce-type", "").split(".")
+                subject = fact["subject"].split(".")
+                if "RunPlaced" in kind:
+                    run = RunId("/".join(subject[7:]))
+                    sources.setdefault(run, Source(run=run, node=NodeId(subject[6])))
+                self._has_ended |= bool(_ENDS & set(kind))
+            if answer["is_last"]:
+                return self._has_ended
+
+    async def _asked(self) -> dict[str, Any]:
+        job = f"{self._tenant}.{self._name}"
+        prefix = f"{subjects.ROOT}.{self._bus.pool}.fact"
+        question = {
+            "filters": [f"{prefix}.placer.run.*.{job}.*.*", f"{prefix}.admission.job.{job}"],
+            "after": self._after,
+        }
+        subject = subjects.read_facts(self._bus.pool, self._tenant)
+        try:
+            reply = await self._bus.client.request(subject, json.dumps(question).encode(), timeout=_ANSWER_S)
+        except (nats.errors.NoRespondersError, nats.errors.TimeoutError) as err:
+            raise CommandFailed("the pool's monitor gives no answer", code=Exit.BUS_UNREACHABLE) from err
+        answer: dict[str, Any] = json.loads(reply.data)
+        if error := answer.get("error"):
+            raise CommandFailed(str(error["message"]), code=Exit.FAILURE)
+        return answer
+
+
+def _asker(bus: "Bus", tenant: TenantId | None = None) -> Ask:
     async def ask(node: NodeId, question: dict[str, Any]) -> dict[str, Any]:
         subject = subjects.node_query(bus.pool, node, "logs")
+        if tenant is not None:
+            subject = subjects.logs_of_tenant(bus.pool, node, tenant)
         try:
             reply = await bus.client.request(subject, json.dumps(question).encode(), timeout=_ANSWER_S)
         except (nats.errors.NoRespondersError, nats.errors.TimeoutError) as err:

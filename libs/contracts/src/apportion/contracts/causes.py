@@ -254,6 +254,8 @@ class NodeRule(StrEnum):
 
     FLAPPING = "Flapping"
     """It fell silent and came back again and again; ends by itself once the node was steady for long enough."""
+    REBOOT_NEEDED = "RebootNeeded"
+    """A device of it wants the node rebooted; ends once it has booted, or no device wants it any more."""
     FAILING_RUNS = "FailingRuns"
     """Runs of many jobs failed here and not elsewhere; ends when an operator says so."""
 

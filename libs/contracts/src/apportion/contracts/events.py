@@ -1623,6 +1623,8 @@ class DeviceHealthChanged(Fact, frozen=True, kw_only=True, tag="DeviceHealthChan
     code: str
     """Such as ``xid-79``."""
     detail: str = ""
+    wants_reboot: bool = False
+    """Only a reboot of its node mends it; told also where its health stays what it was."""
 
 
 class Enforced(Struct, frozen=True, kw_only=True, omit_defaults=True):

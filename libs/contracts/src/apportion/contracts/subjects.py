@@ -372,6 +372,23 @@ def query(pool: PoolId, name: str) -> str:
     return f"{ROOT}.{pool}.query.{name}"
 
 
+def logs_of_tenant(pool: PoolId, node: NodeId | str, tenant: TenantId | str) -> str:
+    """Where a tenant asks a node what runs of its own jobs wrote; ``*`` for any.
+
+    >>> logs_of_tenant(PoolId("main"), "*", TenantId("acme"))
+    'apportion.v1.main.node.*.logs.acme'
+    """
+    return f"{node_query(pool, NodeId(node), 'logs')}.{tenant}"
+
+
+def tenant_of_logs(subject: str) -> TenantId:
+    """Who asks for what its runs wrote, which the broker checked."""
+    parts = subject.split(".")
+    if len(parts) != 7 or parts[3] != "node" or parts[5] != "logs" or not subject.startswith(_PREFIX):
+        raise SubjectInvalid(subject)
+    return TenantId(parts[6])
+
+
 def node_query(pool: PoolId, node: NodeId, name: str) -> str:
     """Where one node's agent answers questions about what it alone has, by request and reply."""
     return f"{ROOT}.{pool}.node.{node}.{name}"

@@ -170,6 +170,7 @@ def rights(pool: PoolId, principal: Principal) -> Rights:
                     f"{prefix}.wish.{tenant}.*",
                     f"{prefix}.ask.{tenant}.*",
                     f"{prefix}.read.{tenant}.*",
+                    subjects.logs_of_tenant(pool, "*", tenant),
                     subjects.query(pool, "schemas"),
                     subjects.query(pool, "asyncapi"),
                 ),

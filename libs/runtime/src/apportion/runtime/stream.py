@@ -891,9 +891,17 @@ class Bus:
     async def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
         """Answer requests on ``subject`` for as long as the connection lives; a failure is answered, and counted."""
 
+        async def answer(_subject: str, body: bytes) -> bytes:
+            return await handler(body)
+
+        await self.serve_all(subject, answer)
+
+    async def serve_all(self, pattern: str, handler: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+        """Answer requests on every subject of a pattern; the handler is told which: the broker checked who may."""
+
         async def asked(message: Msg) -> None:
             try:
-                answer = await handler(message.data)
+                answer = await handler(message.subject, message.data)
             except Exception as err:  # noqa: BLE001 - one bad question must not end the service
                 self.errors += 1
                 self.last_error = f"{type(err).__name__}: {err}"
@@ -910,7 +918,7 @@ class Bus:
         async def on_message(message: Msg) -> None:
             started(message)
 
-        await self.client.subscribe(subject, cb=on_message)
+        await self.client.subscribe(pattern, cb=on_message)
 
 
 def _has_no_leader(error: dict[str, Any]) -> bool:

@@ -49,7 +49,7 @@ _RULES: Final = (
     "suspect after suspect_ms of silence; lost and fenced after lease_ms; frozen while silent*2 > nodes >= 3, until"
     " heard, asked, or freeze_ms with one heard; a full lease after a start, a pause and a thaw by being heard;"
     " wishes answered in order, operators only; a dry run judged by what would answer it; questions recorded;"
-    " flapping nodes and nodes whose runs fail cordoned by misfits.RULES;"
+    " flapping nodes, nodes whose runs fail and nodes that want a reboot cordoned by misfits.RULES;"
     " moves told by moves, from the last checkpoint of all replicas;"
     " alerts by their rules, from measures;"
     " faults by operators, where they are on, until their time is up;"

@@ -1,9 +1,10 @@
-"""Nodes that the monitor itself takes out of use for a while: those that flap, and those on which runs fail. Pure.
+"""Nodes that the monitor itself takes out of use for a while. Pure.
 
-The rules are data, and each cordon names the rule and what it went by. Both have a way back that doesn't swing: a
-flapping node must be steady for twice as long each time, and a node whose runs failed waits for an operator, since
-nothing runs on it that could speak for it. At most a quarter of the pool is taken out like this, and never the last
-node that is left: where much of the fleet looks ill, the fleet is not what is ill.
+Those that flap, those on which runs fail, and those of which a device wants a reboot. The rules are data, and each
+cordon names the rule and what it went by. Each has a way back that doesn't swing: a flapping node must be steady for
+twice as long each time, a node whose runs failed waits for an operator, since nothing runs on it that could speak for
+it, and one that wants a reboot is used again once it has booted. At most a quarter of the pool is taken out like this,
+and never the last node that is left: where much of the fleet looks ill, the fleet is not what is ill.
 """
 
 from typing import Final
@@ -13,7 +14,7 @@ from msgspec import Struct
 from apportion.contracts import events as ev
 from apportion.contracts.causes import NodeRule, RunCause
 from apportion.contracts.envelope import Entry
-from apportion.contracts.ids import JobId, NodeId, RunId, job_of_run, node_of_author
+from apportion.contracts.ids import DeviceUuid, JobId, NodeId, RunId, job_of_run, node_of_author
 from apportion.pool.state import NodeState, NodeView, Pool
 
 NS_PER_S: Final = 1_000_000_000
@@ -78,6 +79,13 @@ class Cordon(Struct, frozen=True, kw_only=True):
     steady_ms: int
 
 
+class Reboot(Struct, frozen=True, kw_only=True):
+    """A device that only a reboot of its node mends, and what said so."""
+
+    event_id: str
+    says: str
+
+
 class Misfits(Struct, kw_only=True):
     """What is known of each node, and whom we cordoned."""
 
@@ -86,6 +94,9 @@ class Misfits(Struct, kw_only=True):
     """Suspicions up to this sequence led to a cordon that is over."""
     outcomes: dict[NodeId, list[Outcome]] = {}
     cordons: dict[NodeId, Cordon] = {}
+    boots: dict[NodeId, str] = {}
+    """Which boot of each node speaks."""
+    reboots: dict[NodeId, dict[DeviceUuid, Reboot]] = {}
 
 
 def evolve(misfits: Misfits, entry: Entry) -> None:
@@ -103,6 +114,18 @@ def evolve(misfits: Misfits, entry: Entry) -> None:
             if event.cause is RunCause.SUCCESS or event.cause in FAILED:
                 outcome = Outcome(run_id=event.run_id, failed=event.cause in FAILED)
                 misfits.outcomes[event.node_id] = [*misfits.outcomes.get(event.node_id, ()), outcome][-RULES.runs :]
+        case ev.NodeRegistered() if entry.author is not None and node_of_author(entry.author) == event.node_id:
+            if misfits.boots.get(event.node_id) != event.boot_id:
+                misfits.reboots.pop(event.node_id, None)
+            misfits.boots[event.node_id] = event.boot_id
+        case ev.DeviceHealthChanged() if entry.author is not None and node_of_author(entry.author) == event.node_id:
+            wanting = misfits.reboots.setdefault(event.node_id, {})
+            wanting.pop(event.device_uuid, None)
+            if event.wants_reboot:
+                says = f"{event.code} of {event.device_uuid}, {event.detail}"
+                wanting[event.device_uuid] = Reboot(event_id=entry.event_id, says=says)
+            if not wanting:
+                del misfits.reboots[event.node_id]
         case ev.NodeCordoned(rule=NodeRule() as rule):
             misfits.cordons[event.node_id] = Cordon(rule=rule, steady_ms=event.steady_ms)
         case ev.NodeCordoned() | ev.NodeDraining():
@@ -132,6 +155,19 @@ def judged(misfits: Misfits, pool: Pool, steady_ms: dict[NodeId, int], lease_ms:
         and node.state is NodeState.CORDONED
         and steady_ms.get(node_id, 0) >= cordon.steady_ms
     ]
+    facts += [
+        ev.NodeUncordoned(
+            node_id=node_id,
+            actor=ACTOR,
+            reason="it has booted, or none of its devices wants it to any more",
+            rule=cordon.rule,
+        )
+        for node_id, cordon in sorted(misfits.cordons.items())
+        if cordon.rule is NodeRule.REBOOT_NEEDED
+        and node_id not in misfits.reboots
+        and (node := pool.nodes.get(node_id)) is not None
+        and node.state is NodeState.CORDONED
+    ]
     room = max(1, len(pool.nodes) * RULES.nodes_pct // 100) - len(misfits.cordons)
     usable = {node_id for node_id, node in pool.nodes.items() if node.is_usable}
     for node_id, node in sorted(pool.nodes.items()):
@@ -139,12 +175,27 @@ def judged(misfits: Misfits, pool: Pool, steady_ms: dict[NodeId, int], lease_ms:
             break
         if node.cordon is not None or node_id in misfits.cordons or not usable - {node_id}:
             continue
-        fact = _flapping(misfits, node, lease_ms) or _failing(misfits, node)
+        fact = _unbooted(misfits, node) or _flapping(misfits, node, lease_ms) or _failing(misfits, node)
         if fact is not None:
             facts.append(fact)
             usable.discard(node_id)
             room -= 1
     return facts
+
+
+def _unbooted(misfits: Misfits, node: NodeView) -> ev.Fact | None:
+    wanting = misfits.reboots.get(node.node_id, {})
+    if not wanting:
+        return None
+    first = next(iter(wanting.values()))
+    return ev.NodeCordoned(
+        node_id=node.node_id,
+        actor=ACTOR,
+        reason=f"it has to be rebooted: {first.says}; drain it, and reboot it",
+        rule=NodeRule.REBOOT_NEEDED,
+        evidence=tuple(one.event_id for one in wanting.values()),
+        caused_by=first.event_id,
+    )
 
 
 def _flapping(misfits: Misfits, node: NodeView, lease_ms: int) -> ev.Fact | None:

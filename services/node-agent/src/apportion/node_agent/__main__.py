@@ -320,7 +320,12 @@ class Agent:
         async def answer(body: bytes) -> bytes:
             return await asyncio.get_running_loop().run_in_executor(None, processes.desk.answer, body)
 
+        async def answer_tenant(subject: str, body: bytes) -> bytes:
+            tenant = subjects.tenant_of_logs(subject)
+            return await asyncio.get_running_loop().run_in_executor(None, processes.desk.answer, body, tenant)
+
         await bus.serve(subjects.node_query(self._pool, self._node, "logs"), answer)
+        await bus.serve_all(subjects.logs_of_tenant(self._pool, self._node, "*"), answer_tenant)
 
     async def _trim_logs(self, processes: Processes) -> None:
         """Output that grew too old goes, also where nothing new comes."""

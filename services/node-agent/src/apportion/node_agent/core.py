@@ -120,6 +120,7 @@ class DeviceHealthSeen(Struct, frozen=True, kw_only=True):
     health: DeviceHealth
     code: str
     detail: str = ""
+    wants_reboot: bool = False
 
 
 class ProcessStarted(Struct, frozen=True, kw_only=True):
@@ -376,6 +377,8 @@ class State(Struct, kw_only=True):
     registered: NodeRegistered | None = None
     """As last stated, with what was said of its devices' health since."""
     fenced_by: str = ""
+    reboots: dict[DeviceUuid, None] = {}
+    """Devices of which it was stated that only a reboot mends them, since the node booted."""
     runs: dict[RunId, Run] = {}
     trials: dict[str, Trial] = {}
     """Isolation tests by their id, in the order in which they were asked for."""
@@ -398,6 +401,7 @@ class _Snapshot(Struct, frozen=True, kw_only=True):
     fenced_by: str
     runs: tuple["_RunSnapshot", ...]
     trials: tuple[IsolationTestStarted, ...] = ()
+    reboots: tuple[DeviceUuid, ...] = ()
 
 
 class _RunSnapshot(Struct, frozen=True, kw_only=True):
@@ -517,9 +521,14 @@ class AgentCore:
                 if session == state.own_session:
                     self._settle(state, entry.recorded_at)
             case NodeRegistered() as event:
+                if state.registered is None or state.registered.boot_id != event.boot_id:
+                    state.reboots = {}
                 state.registered = event
                 state.epoch = max(state.epoch, event.epoch)
-            case DeviceHealthChanged(device_uuid=uuid, after=after):
+            case DeviceHealthChanged(device_uuid=uuid, after=after, wants_reboot=wants_reboot):
+                state.reboots.pop(uuid, None)
+                if wants_reboot:
+                    state.reboots[uuid] = None
                 if state.registered is not None:
                     devices = tuple(_with_health(d, after) if d.uuid == uuid else d for d in state.registered.devices)
                     state.registered = msgspec.structs.replace(state.registered, devices=devices)
@@ -807,9 +816,10 @@ class AgentCore:
                 after=after.health,
                 code=code,
                 detail=detail,
+                wants_reboot=_wants_reboot(state, after),
             )
             for before, after in zip(stated.devices, devices, strict=True)
-            if before.health is not after.health
+            if before.health is not after.health or _wants_reboot(state, after) is not (after.uuid in state.reboots)
             for code, detail in (_reason_of(state, after, on_trial),)
         ]
 
@@ -925,6 +935,7 @@ class AgentCore:
                     for run in sorted(state.runs.values(), key=_by_placement)
                 ),
                 trials=tuple(trial.order for trial in state.trials.values()),
+                reboots=tuple(sorted(state.reboots)),
             ),
         )
 
@@ -952,6 +963,7 @@ class AgentCore:
                 for run in kept.runs
             },
             trials={order.test_id: Trial(order=order) for order in kept.trials},
+            reboots=dict.fromkeys(kept.reboots),
         )
 
     def position(self, state: State) -> tuple[int, int]:
@@ -1002,6 +1014,11 @@ def _health_of(state: State, device: Device, on_trial: set[DeviceUuid]) -> Devic
     seen = state.health.get(device.uuid)
     health = device.health if seen is None else seen.health
     return DeviceHealth.DEGRADED if health is DeviceHealth.HEALTHY and device.uuid in on_trial else health
+
+
+def _wants_reboot(state: State, device: Device) -> bool:
+    seen = state.health.get(device.uuid)
+    return seen is not None and seen.wants_reboot
 
 
 def _reason_of(state: State, device: Device, on_trial: set[DeviceUuid]) -> tuple[str, str]:

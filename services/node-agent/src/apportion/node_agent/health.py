@@ -96,6 +96,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     needs_reset: bool = False
     """It ends with a reset: when the driver has no recovery action left that it had, or we did it."""
     saw_action: bool = False
+    needs_reboot: bool = False
+    """A reset of the device alone would not do."""
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +107,7 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     health: DeviceHealth
     code: str
     detail: str
+    wants_reboot: bool = False
 
 
 class _Device(msgspec.Struct, kw_only=True):
@@ -113,6 +116,7 @@ class _Device(msgspec.Struct, kw_only=True):
     """When faults of single applications were seen that aren't their own mistakes."""
     told: DeviceHealth = DeviceHealth.HEALTHY
     told_code: str = ""
+    told_reboot: bool = False
 
 
 class HealthBook:
@@ -124,7 +128,7 @@ class HealthBook:
             msgspec.json.decode(kept, type=dict[DeviceUuid, _Device]) if kept else {}
         )
         for device in self._devices.values():
-            device.told, device.told_code = DeviceHealth.HEALTHY, ""
+            device.told, device.told_code, device.told_reboot = DeviceHealth.HEALTHY, "", False
 
     def keep(self) -> bytes:
         """The conditions, for the next agent."""
@@ -147,8 +151,11 @@ class HealthBook:
         """The driver reports a fault."""
         rule = rule_of(xid)
         detail = f"{rule.name}: {rule.policy}"
+        needs_reboot = rule.policy is XidPolicy.NODE_DRAIN_REBOOT
         if xid == XID_LOST:  # It has fallen off the bus, whether or not anybody asks it before it is back.
-            changes = self._add(uuid, f"xid-{xid}", DeviceHealth.FAILED, detail, at, needs_reset=True)
+            changes = self._add(
+                uuid, f"xid-{xid}", DeviceHealth.FAILED, detail, at, needs_reset=True, needs_reboot=needs_reboot
+            )
             return [*changes, *self.lost(uuid, detail, at)]
         match rule.policy:
             case XidPolicy.LOG_ONLY | XidPolicy.FOLLOW_OTHER_XID | XidPolicy.READ_RECOVERY_ACTION:
@@ -156,7 +163,15 @@ class HealthBook:
             case XidPolicy.TASK_FAILED_RESTART:
                 return [] if rule.by_application else self._repeated(uuid, xid, at)
             case XidPolicy.GPU_DRAIN_RESET | XidPolicy.NODE_DRAIN_REBOOT:
-                return self._add(uuid, f"xid-{xid}", DeviceHealth.FAILED, detail, at, needs_reset=True)
+                return self._add(
+                    uuid,
+                    f"xid-{xid}",
+                    DeviceHealth.FAILED,
+                    detail,
+                    at,
+                    needs_reset=True,
+                    needs_reboot=needs_reboot,
+                )
             case XidPolicy.GPU_QUARANTINE | XidPolicy.NODE_DRAIN_INSPECT:
                 return self._add(uuid, f"xid-{xid}", DeviceHealth.DEGRADED, detail, at, needs_reset=True)
             case _:
@@ -231,7 +246,17 @@ class HealthBook:
                 found.conditions[code] = msgspec.structs.replace(one, saw_action=True)
             name = RECOVERY_ACTIONS.get(action, f"number {action}")
             health = DeviceHealth.DEGRADED if name.endswith(("P2P", "DOMAIN")) else DeviceHealth.FAILED
-            return self._add(uuid, "recovery-action", health, f"the driver wants {name}", at, saw_action=True)
+            # Asked anew each time: it may want more than it did.
+            found.conditions.pop("recovery-action", None)
+            return self._add(
+                uuid,
+                "recovery-action",
+                health,
+                f"the driver wants {name}",
+                at,
+                saw_action=True,
+                needs_reboot=name.endswith("REBOOT"),
+            )
         ended = {code for code, one in found.conditions.items() if one.saw_action}
         ended = {code for code in ended if found.conditions[code].needs_reset or code == "recovery-action"}
         return self._drop(uuid, ended, "the driver wants no recovery action any more")
@@ -267,11 +292,18 @@ class HealthBook:
         *,
         needs_reset: bool = False,
         saw_action: bool = False,
+        needs_reboot: bool = False,
     ) -> list[Changed]:
         found = self._devices.setdefault(uuid, _Device())
         if code not in found.conditions:
             found.conditions[code] = Condition(
-                code=code, health=health, detail=detail, since_at=at, needs_reset=needs_reset, saw_action=saw_action
+                code=code,
+                health=health,
+                detail=detail,
+                since_at=at,
+                needs_reset=needs_reset,
+                saw_action=saw_action,
+                needs_reboot=needs_reboot,
             )
         return self._told(uuid, "")
 
@@ -292,11 +324,14 @@ class HealthBook:
         )
         health = DeviceHealth.HEALTHY if worst is None else worst.health
         code = "recovered" if worst is None else worst.code
-        if health is found.told:
+        reboot = next((one for _, one in sorted(found.conditions.items()) if one.needs_reboot), None)
+        if health is found.told and (reboot is not None) is found.told_reboot:
             return []
-        found.told, found.told_code = health, code
         detail = ended if worst is None else worst.detail
-        return [Changed(device_uuid=uuid, health=health, code=code, detail=detail)]
+        if reboot is not None and not found.told_reboot:
+            code, detail = reboot.code, reboot.detail  # Whatever it was ill of before: this is what is new.
+        found.told, found.told_code, found.told_reboot = health, code, reboot is not None
+        return [Changed(device_uuid=uuid, health=health, code=code, detail=detail, wants_reboot=reboot is not None)]
 
 
 RECOVERY_ACTIONS: Final = {

@@ -160,7 +160,13 @@ class HealthWatch:
         for one in changes:
             log.warning("device_health", device=one.device_uuid, health=one.health, code=one.code, detail=one.detail)
             self._feed(
-                core.DeviceHealthSeen(device_uuid=one.device_uuid, health=one.health, code=one.code, detail=one.detail)
+                core.DeviceHealthSeen(
+                    device_uuid=one.device_uuid,
+                    health=one.health,
+                    code=one.code,
+                    detail=one.detail,
+                    wants_reboot=one.wants_reboot,
+                )
             )
         if changes:
             new = self._file.with_name(f".{self._file.name}")

@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from apportion.contracts.ids import RunId
+from apportion.contracts.ids import RunId, TenantId
 from apportion.node_agent.run_records import directory_name, run_of_directory
 
 STREAMS: Final = ("stdout", "stderr")
@@ -165,10 +165,11 @@ class LogDesk:
         self._kept = kept
         self._live = live
 
-    def answer(self, body: bytes) -> bytes:
+    def answer(self, body: bytes, tenant: TenantId | None = None) -> bytes:
         """The answer, as JSON: ``data`` (base64), ``generation``, ``offset``, ``is_cut``, ``is_live``; or an ``error``.
 
-        Blocks for a read of a file.
+        A ``tenant`` that asks is told of its own runs alone, and of others not even whether there are any. Blocks for a
+        read of a file.
         """
         try:
             question = _QUESTION.decode(body)
@@ -176,6 +177,8 @@ class LogDesk:
             return _error("QuestionInvalid", str(err))
         if question.stream not in STREAMS:
             return _error("QuestionInvalid", f"stream: expected stdout or stderr, found {question.stream!r}")
+        if tenant is not None and not question.run.startswith(f"{tenant}/"):
+            return _error("NotPermitted", f"run: expected one of tenant {tenant}'s own, found {question.run!r}")
         # Asked before it is read: what doesn't live by then has written all that it ever will.
         is_live = question.run in self._live()
         try:
