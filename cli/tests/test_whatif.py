@@ -13,11 +13,14 @@ from apportion.cli.replaying import replay_all
 from apportion.cli.whatif import stretch as stretches
 from apportion.cli.whatif import trace as traces
 from apportion.cli.whatif.engine import Simulation
-from apportion.cli.whatif.figures import Reckoning
+from apportion.cli.whatif.figures import Figures, Reckoning
+from apportion.cli.whatif.report import rows
 from apportion.cli.whatif.stretch import Fleet
 from apportion.contracts import codec
 from apportion.contracts import events as ev
 from apportion.contracts.envelope import Entry, Stream
+from apportion.contracts.ids import JobId, NodeId, RunId
+from apportion.contracts.testing import NOON, a_job, a_node, a_placement, as_fact
 from apportion.monitor.history import History
 from apportion.monitor.log import EventLog
 from apportion.monitor.testing import Recorded
@@ -220,3 +223,37 @@ def test_a_log_without_what_a_job_said_is_replayed_and_says_which_decisions_rest
     assert 0 < len(without["erased"]) < without["decisions"]
     with History.open(path) as history:
         assert history.at_seq(history.last_seq).seq == history.last_seq
+
+
+def test_a_promise_that_came_due_was_kept_or_not() -> None:
+    """Of waits and of deadlines, each by itself; what isn't due yet counts for nothing, nor what was taken back."""
+
+    def fact(event: ev.Fact, seconds: int, seq: int) -> Entry:
+        return as_fact(event, seq, at=NOON + seconds * S)
+
+    def started(name: str) -> ev.RunStarted:
+        return ev.RunStarted(run_id=RunId(f"acme/{name}/0/1"), node_id=NodeId("node-1"), pid=1, started_at=NOON)
+
+    def ended(name: str) -> ev.JobSucceeded:
+        return ev.JobSucceeded(job_id=JobId(f"acme/{name}"), attempts=1, wait_ms=1, run_ms=1)
+
+    history = [
+        (a_node(), 0),
+        (a_job("in-time", max_wait_s=10, deadline_at=NOON + 30 * S), 0),
+        (a_placement("acme/in-time"), 9),
+        (started("in-time"), 10),
+        (a_job("late", max_wait_s=10, deadline_at=NOON + 30 * S), 0),
+        (a_placement("acme/late", device=1), 10),
+        (started("late"), 11),
+        (ended("in-time"), 30),
+        (ended("late"), 31),
+        (a_job("never", max_wait_s=10), 40),
+        (a_job("taken-back", max_wait_s=10), 40),
+        (ev.JobCancelled(job_id=JobId("acme/taken-back"), actor="user:ann", reason="r"), 45),
+        (a_job("not-due", max_wait_s=60, deadline_at=NOON + 200 * S), 50),
+    ]
+    entries = [fact(event, at, seq) for seq, (event, at) in enumerate(history, 1)]
+    figures = Reckoning(Pool(), NOON, ()).reckon(entries, {}, NOON + 100 * S)
+    assert (figures.kept, figures.promised, figures.kept_ppm) == (2, 5, 400_000)
+    (row,) = (row for row in rows({"whatif": figures, "recorded": Figures()}) if row["figure"] == "promises kept")
+    assert row == {"figure": "promises kept", "whatif": "40.0 % (2 of 5)", "recorded": "-"}

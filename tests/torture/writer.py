@@ -36,7 +36,7 @@ POOL: Final = PoolId("main")
 PAUSE_S: Final = 0.02
 BUS_EVERY: Final = 20
 """Each so many rounds the bus is killed, too."""
-PATIENCE_S: Final = 120.0
+PATIENCE_S: Final = 600.0
 
 
 class Torture:

@@ -15,6 +15,7 @@ from apportion.monitor.metering import Card, Segment
 from apportion.pool.state import NodeState, Pool
 
 NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
 
 
 class Spread(Struct, frozen=True, kw_only=True):
@@ -38,6 +39,9 @@ class Figures(Struct, kw_only=True):
     """From the wish to the first start, by service class, and of ``all``."""
     completions: dict[str, Spread] = {}
     """From the wish to the end, by service class, and of ``all``."""
+    promised: int = 0
+    """Promises that came due: to start within ``max_wait_s``, and to succeed before the deadline, each by itself."""
+    kept: int = 0
     preempted_runs: int = 0
     held_milli_ms: int = 0
     capacity_milli_ms: int = 0
@@ -51,6 +55,11 @@ class Figures(Struct, kw_only=True):
     def utilisation_ppm(self) -> int:
         """Millionths of the capacity that was held."""
         return self.held_milli_ms * 1_000_000 // self.capacity_milli_ms if self.capacity_milli_ms else 0
+
+    @property
+    def kept_ppm(self) -> int | None:
+        """Millionths of the promises that came due which were kept; None of none."""
+        return self.kept * 1_000_000 // self.promised if self.promised else None
 
     @property
     def fragmentation_ppm(self) -> int:
@@ -73,6 +82,9 @@ class _Job(Struct):
     service_class: str
     is_of_period: bool
     started_at: int | None = None
+    starts_by: int | None = None
+    """Until when its first start was promised, as long as that is open."""
+    ends_by: int | None = None
 
 
 class Reckoning:
@@ -162,7 +174,14 @@ class Reckoning:
                 self._measure()
             case ev.JobAdmitted():
                 at = asked_at.get(event.answers, entry.recorded_at)
-                self._jobs[event.job_id] = _Job(at, event.spec.service_class, is_of_period=at >= self._begin)
+                spec = event.spec
+                self._jobs[event.job_id] = _Job(
+                    at,
+                    spec.service_class,
+                    is_of_period=at >= self._begin,
+                    starts_by=at + spec.max_wait_s * NS_PER_S if spec.max_wait_s else None,
+                    ends_by=spec.deadline_at or None,
+                )
                 self._specs[event.job_id] = event.spec
                 self._figures.requested += at >= self._begin
             case ev.RunPlaced():
@@ -191,6 +210,9 @@ class Reckoning:
         job = self._jobs.get(held.order.job_id)
         if job is not None and job.started_at is None:
             job.started_at = at
+            if job.starts_by is not None:
+                self._due(job, is_kept=at <= job.starts_by)
+                job.starts_by = None
             if job.is_of_period:
                 self._figures.started += 1
                 wait = max(0, at - job.asked_at) // NS_PER_MS
@@ -201,6 +223,10 @@ class Reckoning:
         job = self._jobs.pop(event.job_id, None)
         if job is None or not job.is_of_period:
             return
+        if not isinstance(event, ev.JobCancelled):  # who asked for it took it back
+            for promised in (job.starts_by, job.ends_by):
+                if promised is not None:
+                    self._due(job, is_kept=isinstance(event, ev.JobSucceeded) and at <= promised)
         if isinstance(event, ev.JobSucceeded):
             self._figures.succeeded += 1
         else:
@@ -208,6 +234,10 @@ class Reckoning:
         took = max(0, at - job.asked_at) // NS_PER_MS
         for group in ("all", job.service_class):
             self._completions[group].append(took)
+
+    def _due(self, job: _Job, *, is_kept: bool) -> None:
+        self._figures.promised += job.is_of_period
+        self._figures.kept += job.is_of_period and is_kept
 
     def _give_back(self, run_id: RunId, at: int | None) -> None:
         held = self._held.pop(run_id, None)
@@ -228,6 +258,10 @@ class Reckoning:
 
     def _closed(self, end: int) -> Figures:
         figures = self._figures
+        for job in self._jobs.values():
+            for promised in (job.starts_by, job.ends_by):
+                if promised is not None and promised < end:
+                    self._due(job, is_kept=False)
         figures.unfinished = sum(1 for job in self._jobs.values() if job.is_of_period)
         figures.waits = {group: spread(values) for group, values in sorted(self._waits.items())}
         figures.completions = {group: spread(values) for group, values in sorted(self._completions.items())}

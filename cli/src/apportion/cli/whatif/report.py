@@ -28,6 +28,7 @@ def rows(histories: Mapping[str, Figures]) -> list[dict[str, Any]]:
             spreads = [getattr(figures, attribute).get(group) for figures in histories.values()]
             lines.append((f"{title} p50/p95, {group}", [_spread(each) for each in spreads]))
     lines += [
+        ("promises kept", [_kept(f) for f in histories.values()]),
         ("runs preempted", [str(f.preempted_runs) for f in histories.values()]),
         ("utilisation", [_percent(f.utilisation_ppm) for f in histories.values()]),
         ("fragmentation of the rest", [_percent(f.fragmentation_ppm) for f in histories.values()]),
@@ -41,6 +42,7 @@ def plain(figures: Figures) -> dict[str, Any]:
     """One history for programs: whole numbers."""
     return {
         **msgspec.to_builtins(figures),
+        "kept_ppm": figures.kept_ppm,
         "utilisation_ppm": figures.utilisation_ppm,
         "fragmentation_ppm": figures.fragmentation_ppm,
     }
@@ -57,6 +59,12 @@ def export(folder: Path, histories: Mapping[str, Sequence[Entry]]) -> None:
                 head = {"seq": entry.seq, "recorded_at": entry.recorded_at, "author": entry.author}
                 kind = type(event).__name__
                 file.write(msgspec.json.encode({**head, "kind": kind, "body": said}).decode() + "\n")
+
+
+def _kept(figures: Figures) -> str:
+    if figures.kept_ppm is None:
+        return "-"
+    return f"{_percent(figures.kept_ppm)} ({figures.kept} of {figures.promised})"
 
 
 def _spread(spread: Spread | None) -> str:
