@@ -129,6 +129,8 @@ class Evictions:
         self._shapes: dict[JobId, Shape] = {}
         self._may_go: list[JobView] | None = None
         """Who might be stopped for somebody, once that was asked, in the order of their ids."""
+        self._latest_rank = max(state.evictable, default=-1)
+        """Of the class that goes first."""
         self._gone: set[JobId] = set()
         """Who was told to go in this round."""
         self._fewer: set[JobId] = set()
@@ -157,6 +159,11 @@ class Evictions:
         state = self._state
         may_preempt = bool(state.evictable) and state.settings.preempt_victims_max > 0
         return self.has_claims or bool(state.surplus) or may_preempt
+
+    @property
+    def nodes_kept(self) -> Iterable[NodeId]:
+        """Nodes that are kept for somebody."""
+        return self._kept
 
     def kept_for(self, node_id: NodeId, shape: Shape | None) -> JobId | None:
         """The first for whom the node is kept and who is not of this shape."""
@@ -216,7 +223,7 @@ class Evictions:
             return False
         rank = CLASS_RANK[job.spec.service_class]
         least = rank if self._is_ranked else rank + 1
-        return any(other >= least for other in self._state.evictable) or self.is_owed(shape)
+        return self._latest_rank >= least or self.is_owed(shape)
 
     @property
     def told(self) -> AbstractSet[JobId]:

@@ -37,6 +37,8 @@ class Ranking:
     """Which devices of them would do: the same dict for demands that ask alike of devices."""
     weighed: dict[Like, tuple[int, Fit]] = field(default_factory=dict)
     """What a second look said of them, and under which mix."""
+    fitting: int = 0
+    """How many nodes can host it."""
     version: int = 0
     """Grows whenever a node is counted under another reason, or as a fit."""
     notes: dict[str, tuple[int, object]] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Ranking:
     @property
     def has_fits(self) -> bool:
         """Whether any node can host it."""
-        return any(self.groups.values())
+        return self.fitting > 0
 
     def in_order(self) -> Iterator[Ranked]:
         """All fits, the best first."""
@@ -108,9 +110,9 @@ def follow(
     for node_id, change in reversed(changed.items()):
         if change <= seen:
             break
-        ranking.seen = max(ranking.seen, change)
         news.append(rooms[node_id])
     if news:
+        ranking.seen = next(reversed(changed.values()))
         _look_at(ranking, demand, news, choose)
 
 
@@ -136,9 +138,9 @@ def follow_round(  # noqa: PLR0917 - a round as it stands
     for node_id, change in reversed(changed.items()):
         if change <= seen:
             break
-        ranking.round_seen = max(ranking.round_seen, change)
         ranking.ahead.add(node_id)
         news.append(rooms[node_id])
+    ranking.round_seen = next(reversed(changed.values()), seen)
     if news:
         _look_at(ranking, demand, news, choose)
 
@@ -164,6 +166,7 @@ def _look_at(ranking: Ranking, demand: Demand, rooms: Sequence[NodeRoom], choose
         if is_first:
             if isinstance(found, Fit):
                 ranking.groups.setdefault(room.kind.group, []).append((-found.score, node_id))
+                ranking.fitting += 1
             else:
                 counts[found] = counts.get(found, 0) + 1
             looks[node_id] = found
@@ -201,6 +204,7 @@ def _put(ranking: Ranking, room: NodeRoom, found: Fit | Out) -> None:
     before = ranking.looks.get(node_id)
     ranking.version += 1
     if isinstance(before, Fit):
+        ranking.fitting -= 1
         entry = (-before.score, node_id)
         if not _take_out(ranking.groups.get(room.kind.group, []), entry):
             # The node came back with other devices, and is in another group than it was.
@@ -209,6 +213,7 @@ def _put(ranking: Ranking, room: NodeRoom, found: Fit | Out) -> None:
         ranking.counts[before] -= 1
     ranking.looks[node_id] = found
     if isinstance(found, Fit):
+        ranking.fitting += 1
         insort(ranking.groups.setdefault(room.kind.group, []), (-found.score, node_id))
     else:
         ranking.counts[found] = ranking.counts.get(found, 0) + 1

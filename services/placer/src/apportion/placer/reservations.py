@@ -6,15 +6,16 @@ limit, they will have left before that instant: so the instant never moves back 
 bounded by the runs that it waits for.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
+from heapq import merge
 from typing import Final, NamedTuple
 
 from apportion.contracts.causes import StopCause
 from apportion.contracts.ids import JobId, NodeId
 from apportion.placer.orders import S
-from apportion.placer.rooms import Demand, NodeRoom, replicas_when_empty, shortfall
-from apportion.pool.state import JobView, Pool, RunView, grace_s_of
+from apportion.placer.rooms import Demand, NodeRoom, Out, places_on, replicas_when_empty, shortfall
+from apportion.pool.state import JobView, NodeState, Pool, RunView, grace_s_of
 
 NEVER: Final = 2**63 - 1
 """The end of a run without a time limit."""
@@ -67,22 +68,94 @@ def free_at(pool: Pool, node_id: NodeId) -> int:
     return latest
 
 
-def reserve(demand: Demand, job_id: JobId, rooms: Iterable[tuple[NodeRoom, int]]) -> Reservation | None:
-    """The nodes to keep for the job, of these and when each is free; None where all of them would not be enough."""
-    missing = demand.replicas
-    kept = []
-    latest = 0
-    for ends_at, _, node_id, count in sorted(_by_end(demand, rooms)):
-        kept.append(node_id)
-        latest = max(latest, ends_at)
-        missing -= count
-        if missing <= 0:
-            return Reservation(job_id, frozenset(kept), latest)
-    return None
+Kept = tuple[int, int, NodeId, int]
+"""When a node is free of what runs there, how far it is from hosting one replica, its name, and how many it hosts."""
 
 
-def _by_end(demand: Demand, rooms: Iterable[tuple[NodeRoom, int]]) -> Iterator[tuple[int, int, NodeId, int]]:
-    for room, ends_at in rooms:
-        count = replicas_when_empty(demand, room)
-        if count:
-            yield ends_at, shortfall(demand, room), room.node_id, count
+class Board:
+    """The nodes that would host one demand if they were empty, those that are free the soonest first.
+
+    It follows the folded state by looking again at nodes that changed.
+    """
+
+    __slots__ = ("_entries", "_kept", "_seen", "_seen_ends")
+
+    def __init__(self) -> None:
+        self._kept: dict[NodeId, Kept] = {}
+        self._entries: list[Kept] = []
+        self._seen = self._seen_ends = 0
+
+    def follow(
+        self,
+        demand: Demand,
+        rooms: Mapping[NodeId, NodeRoom],
+        changed: dict[NodeId, int],
+        ends: dict[NodeId, int],
+        pool: Pool,
+    ) -> None:
+        """Look again at nodes that changed, or on which a run ends at another time; both hold counts of changes."""
+        is_first = not self._kept
+        nodes = {*_since(changed, self._seen), *_since(ends, self._seen_ends)}
+        self._seen = next(reversed(changed.values()), self._seen)
+        self._seen_ends = next(reversed(ends.values()), self._seen_ends)
+        for node_id in nodes:
+            before = self._kept.pop(node_id, None)
+            after = kept_of(demand, rooms[node_id], free_at(pool, node_id)) if node_id in rooms else None
+            if after is not None:
+                self._kept[node_id] = after
+            if is_first or before == after:
+                continue
+            if before is not None:
+                del self._entries[bisect_left(self._entries, before)]
+            if after is not None:
+                insort(self._entries, after)
+        if is_first:
+            self._entries = sorted(self._kept.values())
+
+    def reserve(
+        self,
+        demand: Demand,
+        job_id: JobId,
+        others: Mapping[NodeId, Kept | None],
+        *,
+        domain_of: Callable[[NodeId], str] | None = None,
+    ) -> Reservation | None:
+        """The nodes to keep for the job, as few as it takes; None where all of them would not be enough.
+
+        Of nodes among ``others`` holds what stands there; None: they can't be kept. With ``domain_of`` all nodes are of
+        one domain: the one that is free the soonest, of those with the fewest nodes, and of these the first by name.
+        """
+        kept: dict[str, list[NodeId]] = {}
+        missing: dict[str, int] = {}
+        found: list[tuple[int, int, str]] = []
+        folded = (entry for entry in self._entries if entry[2] not in others)
+        for ends_at, _, node_id, count in merge(folded, sorted(entry for entry in others.values() if entry)):
+            if found and (domain_of is None or ends_at > found[0][0]):
+                break
+            name = "" if domain_of is None else domain_of(node_id)
+            left = missing.get(name, demand.replicas)
+            if left <= 0:
+                continue
+            kept.setdefault(name, []).append(node_id)
+            missing[name] = left - count
+            if left <= count:
+                found.append((ends_at, len(kept[name]), name))
+        if not found:
+            return None
+        latest, _, name = min(found)
+        return Reservation(job_id, frozenset(kept[name]), latest)
+
+
+def kept_of(demand: Demand, room: NodeRoom, ends_at: int) -> Kept | None:
+    """What a board says of the node; None where it never hosts the demand."""
+    if room.state is not NodeState.READY or isinstance(places_on(demand, room.kind), Out):
+        return None
+    count = replicas_when_empty(demand, room)
+    return (ends_at, shortfall(demand, room), room.node_id, count) if count else None
+
+
+def _since(changed: dict[NodeId, int], seen: int) -> Iterator[NodeId]:
+    for node_id, change in reversed(changed.items()):
+        if change <= seen:
+            return
+        yield node_id

@@ -22,7 +22,7 @@ from apportion.placer.policies import policy_id
 from apportion.placer.preempt import Planner, capacity
 from apportion.placer.ranking import DeviceFits, Ranking, follow, follow_round
 from apportion.placer.reservations import NEVER as NO_END
-from apportion.placer.reservations import RELEASE_S, START_S, Reservation, free_at, reserve
+from apportion.placer.reservations import RELEASE_S, START_S, Board, Kept, Reservation, free_at, kept_of
 from apportion.placer.rooms import (
     NEVER,
     Demand,
@@ -39,7 +39,7 @@ from apportion.placer.state import Group, Shape, State, is_bidding, order_in, po
 from apportion.placer.topology import DOMAINS_MAX, by_domain, domain_of, replicas_together
 from apportion.placer.turns import Turns
 from apportion.pool.quota import ONE_JOB, Amounts
-from apportion.pool.state import JobView, NodeState, grace_s_of
+from apportion.pool.state import JobView, grace_s_of
 
 FACTS_MAX: Final = 900
 """Facts of one decision: they travel as one batch, which the bus bounds at 1,000."""
@@ -49,6 +49,8 @@ _PLACES: Final = 2**32
 """More than the places of one class in any order: priorities, and bids."""
 _LAST: Final[OrderKey] = (2**63, 0, 0, JobId(""))
 """After every key."""
+BOARDS_MAX: Final = 8
+"""Demands for which it is remembered when nodes will be free."""
 MEMO_MIN: Final = 256
 """Demands whose rankings are kept although nobody waits with them now."""
 
@@ -405,6 +407,7 @@ class Round:
             for number, line in enumerate(self.lines)
             if line.block is not None and not line.block.is_cordoned and line.at < len(line.keys)
             if (is_owed := self._evictions.is_owed(line.shape)) or line.block.quota_of is None or self.state.surplus
+            if self._evictions.has_claims or self._evictions.may_have_victims(jobs[line.keys[line.at][3]], line.shape)
         ]
         heapify(heads)
         failed = 0
@@ -721,28 +724,31 @@ class Round:
             return
         if not self._may_reserve(job) or self._evictions.is_awaited(job):
             return
-        looks = self.ranking(shape.demand).looks
-        rooms = [
-            (room, max(self._ends.get(node_id, 0), free_at(self.state.pool, node_id)))
-            for node_id, found in looks.items()
-            if found not in NEVER
-            and (room := self.room(node_id)).state is NodeState.READY
-            and not self._evictions.kept_for(node_id, shape)
-        ]
-        self._reservation = self._soonest(shape.demand, job.job_id, rooms)
+        state, demand = self.state, shape.demand
+        # Nodes that are kept for somebody, or that the round has changed, are as the round has them.
+        others: dict[NodeId, Kept | None] = dict.fromkeys(self._evictions.nodes_kept)
+        for node_id in {*others, *self._rooms}:
+            ends_at = max(self._ends.get(node_id, 0), free_at(state.pool, node_id))
+            is_kept = self._evictions.kept_for(node_id, shape) is not None
+            others[node_id] = None if is_kept else kept_of(demand, self.room(node_id), ends_at)
+        self._reservation = self._board(demand).reserve(
+            demand,
+            job.job_id,
+            others,
+            domain_of=(lambda node_id: domain_of(demand, self.room(node_id))) if demand.is_together else None,
+        )
         if self._reservation is not None:
             self.reserved = dict.fromkeys(sorted(self._reservation.nodes), job.job_id)
 
-    def _soonest(self, demand: Demand, job_id: JobId, rooms: list[tuple[NodeRoom, int]]) -> Reservation | None:
-        """The nodes that are free the soonest: of all, or of the domain where that is, if they must be in one."""
-        if not demand.is_together:
-            return reserve(demand, job_id, rooms)
-        parts: dict[str, list[tuple[NodeRoom, int]]] = {}
-        for room, free in rooms:
-            parts.setdefault(domain_of(demand, room), []).append((room, free))
-        kept = [(name, reserve(demand, job_id, part)) for name, part in sorted(parts.items())]
-        found = [(each.free_at, len(each.nodes), name, each) for name, each in kept if each is not None]
-        return min(found, key=lambda one: one[:3])[3] if found else None
+    def _board(self, demand: Demand) -> Board:
+        state = self.state
+        boards = state.boards if self._is_memo_used else {}
+        found = boards.pop(demand, None) or Board()
+        found.follow(demand, state.rooms, state.changed, state.ends_changed, state.pool)
+        boards[demand] = found
+        if len(boards) > BOARDS_MAX:
+            del boards[next(iter(boards))]  # the one that was asked for longest ago
+        return found
 
     def _state_placed(self, job: JobView, demand: Demand, choices: list[Choice], *, first: int = 0) -> None:
         policy = policy_id(self._selection.policy(demand))

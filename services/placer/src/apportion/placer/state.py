@@ -28,7 +28,7 @@ from apportion.placer.outlook import Outlook
 from apportion.placer.policies.best_fit import BEST_FIT
 from apportion.placer.policies.least_response import LEAST_RESPONSE
 from apportion.placer.ranking import DeviceFits, Ranking
-from apportion.placer.reservations import length_of
+from apportion.placer.reservations import Board, length_of
 from apportion.placer.rooms import Demand, NodeRoom, demand_of, room_after, room_of_node
 from apportion.pool import quota
 from apportion.pool import state as pools
@@ -191,6 +191,8 @@ class State:
     changed: dict[NodeId, int] = field(default_factory=dict)
     """When each room changed, in that order; a count of changes, no sequence."""
     changes: int = 0
+    ends_changed: dict[NodeId, int] = field(default_factory=dict)
+    """When it changed last, by the same count, when runs on each node end, without a change of its room."""
     totals: Amounts = field(default_factory=dict)
     """What there is of each resource on nodes that are not fenced."""
     kinds: dict[object, Kind] = field(default_factory=dict)
@@ -202,6 +204,8 @@ class State:
     memo: dict[Demand, Ranking] = field(default_factory=dict)
     device_fits: dict[Demand, DeviceFits] = field(default_factory=dict)
     """What the rankings of demands that ask alike of devices know of them, together."""
+    boards: dict[Demand, Board] = field(default_factory=dict)
+    """When nodes will be free, for the demands for which some are kept."""
     outlook: Outlook | None = None
     """What follows from the mix; a memo, too."""
     market: Market | None = None
@@ -584,6 +588,10 @@ def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
     runs = [run for run in job.runs.values() if run.holds]
     if not runs:
         return
+    state.changes += 1
+    for run in runs:
+        state.ends_changed.pop(run.node_id, None)
+        state.ends_changed[run.node_id] = state.changes
     limit = job.spec.time_limit_s * S
     ends = max((run.started_at or run.placed_at) + limit for run in runs) if limit else NO_END
     key = (ends, min(run.placed_at for run in runs), job_id)
