@@ -56,8 +56,8 @@ def _left_out(round_: Round, line: Line) -> int:
     state, block, demand = round_.state, line.block, line.shape.demand
     if block is None or not block.is_for_room or demand.replicas > GANG_MAX:
         return 0
-    if not is_bidding(state, state.pool.jobs[line.keys[0][3]]):
-        return 0  # the first of a line bids most
+    if line.at < len(line.keys) and not is_bidding(state, state.pool.jobs[line.keys[line.at][3]]):
+        return 0
     counts = round_.ranking(demand).counts
     if len(state.rooms) == sum(count for why, count in counts.items() if why in NEVER):
         return 0
