@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from apportion.placer.packing.draws import Draws
 
-STREAMS: Final = 16
+STREAMS: Final = 10
 STREAM_TASKS: Final = 60
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from typing import Final
 
 from apportion.placer.market import LEVEL_MILLE, Market
 from apportion.placer.outlook import Outlook
+from apportion.placer.packing.samples import STREAMS
 from apportion.placer.policies.base import Plain, preference_of
 from apportion.placer.rooms import Demand, Fit, NodeRoom, amounts_on
 
@@ -28,7 +29,9 @@ class Headroom(Plain):
 
     is_blind = True
     name = "headroom"
-    rules = f"tightest {CANDIDATES};value lost,both dimensions;slots,models;preference,{PREFERENCE_MILLE}"
+    rules = (
+        f"tightest {CANDIDATES};value lost,both dimensions,{STREAMS} streams;slots,models;preference,{PREFERENCE_MILLE}"
+    )
     weighs = CANDIDATES
 
     def choose(self, demand: Demand, room: NodeRoom, fits: list[int]) -> Fit:
