@@ -54,6 +54,17 @@ def test_as_few_racks_as_may_be_where_it_is_a_preference() -> None:
     assert sorted(domains(pool.decide())) == ["rack=b"] * 2 + ["rack=c"] * 3
 
 
+def test_replicas_that_share_no_device_share_none_over_racks_either() -> None:
+    """What the first rack gave is taken, wherever the rest goes."""
+    share: dict[str, Any] = {"compute_milli": 250, "memory_mib": 1024, "topology_key": "rack", "distinct": True}
+    pool = a_pool(("a", 1), ("b", 1))
+    pool.tell(a_job("g", **share, replicas=3))
+    assert placed(pool.decide()) == []
+    pool.tell(a_job("h", **share, replicas=2))
+    devices = [run.slices[0].device_uuid for run in pool.decide() if isinstance(run, ev.RunPlaced)]
+    assert len(set(devices)) == len(devices) == 2
+
+
 @pytest.mark.parametrize(("key", "expected"), [("node", ["node=node-3"] * 2), ("nvlink_domain", [])])
 def test_a_node_is_a_domain_and_who_lacks_the_label_is_in_none(key: str, expected: list[str]) -> None:
     """Nobody is near anybody by a label that no node has."""

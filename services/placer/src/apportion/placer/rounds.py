@@ -275,18 +275,33 @@ class Round:
             if not count:
                 continue
             barred = elsewhere(name) if name else None
-            found = self._take(shape, tenant, count, is_charge_open=is_charge_open, is_barred=barred)
+            found = self._take_hidden(shape, tenant, count, is_charge_open=is_charge_open, is_barred=barred)
             if not isinstance(found, Block):
                 choices += found
             elif not name:
                 self._undo(shape, tenant, choices)
                 return replace(found, replicas_fit=len(choices) + found.replicas_fit)
+        self._show(demand, choices)
         return choices
 
     def _take(
         self, shape: Shape, tenant: TenantId, count: int, *, is_charge_open: bool, is_barred: IsBarred | None = None
     ) -> list[Choice] | Block:
         """Slices for so many replicas, or why not."""
+        found = self._take_hidden(shape, tenant, count, is_charge_open=is_charge_open, is_barred=is_barred)
+        if not isinstance(found, Block):
+            self._show(shape.demand, found)
+        return found
+
+    def _show(self, demand: Demand, choices: list[Choice]) -> None:
+        """Have devices that were taken by replicas which share none in use again."""
+        for choice in choices if demand.is_distinct else ():
+            self._set(hidden(self.room(choice.room.node_id), choice.fit.picks, is_back=True))
+
+    def _take_hidden(
+        self, shape: Shape, tenant: TenantId, count: int, *, is_charge_open: bool, is_barred: IsBarred | None
+    ) -> list[Choice] | Block:
+        """As ``_take``; where replicas share no device, those that they have stay out of use."""
         demand = shape.demand
         choices: list[Choice] = []
         for _ in range(count):
@@ -300,9 +315,6 @@ class Round:
             self._set(hidden(after, found.fit.picks) if demand.is_distinct else after)
             self._taken.setdefault(found.room.node_id, []).append((demand, found.fit.picks, tenant))
             self.books.charge(shape.queue, tenant, found.charge)
-        if demand.is_distinct:
-            for choice in choices:
-                self._set(hidden(self.room(choice.room.node_id), choice.fit.picks, is_back=True))
         return choices
 
     def _undo(self, shape: Shape, tenant: TenantId, choices: list[Choice]) -> None:
