@@ -8,6 +8,7 @@
 #   make e2e                       the whole stack, driven through the command
 #   make isolation                 the isolation tests in every mode, each with its negative control
 #   make kills [ROUNDS=200]        kill -9 of the log's writer under load: no row lost, doubled or out of its place
+#   make soak [ARGS="--seconds 600 --rate 5000"]   a bus and its log under a steady load: lag, memory, nothing lost
 #   make cluster [ARGS=gaps]       a bus of three servers that loses one, by every means; how long nobody could write
 #   make bench                     throughput and latency, with the machine beside the figures
 #   make torture [ROUNDS=1000]     kills of a node's agent, of every service at every moment, and millions of events
@@ -36,7 +37,7 @@ RUNS ?= 1000000
 TORTURE_EVENTS ?= 5000000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim chaos e2e isolation torture kills cluster fuzz bench lock audit clean
+.PHONY: help venv demo test check format docs sim chaos e2e isolation torture kills soak cluster fuzz bench lock audit clean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -116,6 +117,9 @@ isolation: $(VENV)/.runtime-ready
 
 kills: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.torture.writer --rounds $(if $(filter command line,$(origin ROUNDS)),$(ROUNDS),200) --seed $(SEED) $(ARGS)
+
+soak: $(VENV)/.dev-ready
+	@$(BIN)/python -m tests.torture.soak $(ARGS)
 
 cluster: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.cluster $(ARGS)
