@@ -4,6 +4,7 @@
 #   make test [COVERAGE=1]         unit, property, contract, simulation and integration tests
 #   make check                     format, lint, types, import walls, generated documents
 #   make sim [SEED=7] [EVENTS=N]   one simulated run; the same seed is the same run
+#   make sim-live [SEED=7]         the services' own asyncio code on virtual time, by a server and a network made for it
 #   make chaos [ROUNDS=200]        random faults on a real pool, and whether everything held that must
 #   make e2e                       the whole stack, driven through the command
 #   make isolation                 the isolation tests in every mode, each with its negative control
@@ -37,7 +38,7 @@ RUNS ?= 1000000
 TORTURE_EVENTS ?= 5000000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim chaos e2e isolation torture kills soak cluster fuzz bench lock audit clean
+.PHONY: help venv demo test check format docs sim sim-live chaos e2e isolation torture kills soak cluster fuzz bench lock audit clean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -104,6 +105,9 @@ docs: $(VENV)/.dev-ready
 sim: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.simulation --seed $(SEED) --events $(EVENTS) $(ARGS)
 
+sim-live: $(VENV)/.dev-ready
+	@$(BIN)/python -m tests.simulation.live --seed $(SEED) --events $(if $(filter command line,$(origin EVENTS)),$(EVENTS),30000) $(ARGS)
+
 chaos: $(VENV)/.runtime-ready
 	@$(BIN)/python -m bench.chaos --seed $(SEED) --rounds $(if $(filter command line,$(origin ROUNDS)),$(ROUNDS),200) $(ARGS)
 
@@ -130,6 +134,7 @@ torture: $(VENV)/.dev-ready
 	@$(BIN)/python -m tests.kill --rounds 3
 	@$(BIN)/python -m tests.cluster
 	@$(BIN)/python -m tests.simulation.bugs
+	@$(BIN)/python -m tests.simulation.live --seed 100000 --events 300000
 	@$(BIN)/python -m tests.simulation --seed 100000 --events $(TORTURE_EVENTS)
 
 # Coverage-guided, with an environment of its own: what instruments code is no dependency of it.

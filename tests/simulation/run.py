@@ -5,6 +5,7 @@ commit, how many events had been stored, and the command that runs it again.
 """
 
 import argparse
+import itertools
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from tests.simulation.checkers import Checker, must
 from tests.simulation.world import Options, S, World
 
 CORPUS = Path(__file__).with_name("corpus.txt")
+LONG_EVENTS = 100_000
 PATIENCE_S = 900
 """Virtual time after the faults within which everything must have ended."""
 
@@ -39,11 +41,11 @@ class Outcome:
 class RunBroken(AssertionError):
     """A seed broke a rule."""
 
-    def __init__(self, options: Options, events: int, why: BaseException) -> None:
+    def __init__(self, options: Options, events: int, why: BaseException, *, again: str = "") -> None:
         self.options = options
         super().__init__(
             f"{why}\n  options {options}\n  after {events} events, commit {commit()}\n"
-            f"  again: make sim SEED={options.seed} EVENTS=1"
+            f"  again: {again or f'make sim SEED={options.seed} EVENTS=1'}"
         )
 
 
@@ -125,6 +127,14 @@ def corpus() -> list[int]:
     return [int(line.split()[0]) for line in CORPUS.read_text().splitlines() if line.split("#")[0].strip()]
 
 
+def keep(seed: int, why: str, *, path: Path = CORPUS) -> None:
+    """Note a seed that failed, so that it is run first from now on; what was wrong goes beside it by hand."""
+    kept = {line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()}
+    if str(seed) not in kept:
+        with path.open("a", encoding="utf-8") as corpus_file:
+            corpus_file.write(f"{seed}  # {commit()}: {why}\n")
+
+
 def main() -> int:
     """Run seeds until enough events were simulated."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -133,13 +143,17 @@ def main() -> int:
     asked = parser.parse_args()
     print(f"simulation from seed {asked.seed}, {asked.events} events, commit {commit()}", flush=True)
     done = 0
-    seed = asked.seed
     began = time.perf_counter()
-    while done < asked.events:
+    # In a long run those that once failed come first; one seed alone is asked for to see that one.
+    kept = corpus() if asked.events >= LONG_EVENTS else []
+    for seed in itertools.chain(kept, itertools.count(asked.seed)):
+        if done >= asked.events:
+            break
         try:
             outcome = run(options_of(seed))
         except RunBroken as broken:
-            print(f"FAILED seed {seed}: {broken}", flush=True)
+            print(f"FAILED seed {seed}: {broken}\n  kept in {CORPUS}", flush=True)
+            keep(seed, str(broken).partition("\n")[0][:120])
             return 1
         done += outcome.events
         print(
@@ -148,7 +162,6 @@ def main() -> int:
             f"history {outcome.digest[:12]}",
             flush=True,
         )
-        seed += 1
     print(f"{done} events, 0 rules broken, {done / (time.perf_counter() - began):,.0f} events/s")
     return 0
 

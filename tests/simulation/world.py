@@ -565,7 +565,7 @@ class World:
         """Of its own, so that who asks for such things changes nothing else in a run."""
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
-        self.bus = MemoryBus(self)
+        self.bus = self.a_bus()
         self.checker.world = self
         self.services: dict[Author, Actor] = {}
         self.zombies: list[Actor] = []
@@ -595,6 +595,10 @@ class World:
         self.after(500 * MS, self.tick)
         if self.options.faults:
             self.faults_on = True
+
+    def a_bus(self) -> MemoryBus:
+        """The streams."""
+        return MemoryBus(self)
 
     def _queues(self) -> list[ev.QueueUpsertRequested]:
         """One queue above all, with less than the pool has; one for each tenant, guaranteed its part of some of it."""
@@ -675,21 +679,24 @@ class World:
     def start_service(self, author: Author) -> None:
         """A new session of a service, from its snapshot or from nothing."""
         cores: dict[Author, Any] = {ADMISSION: admission_core, PLACER: placer_core, MONITOR: monitor_core}
-        config: dict[str, int | str] = {}
-        if author == MONITOR:
-            config = {"suspect_ms": 2_500, "lease_ms": 5_000}
-        elif author == PLACER:
-            placing = ("best_fit", "headroom", "fragmentation_gradient")[self.options.seed % 3]
-            order = {1: "bidding:", 5: "bidding:", 6: "strict_priority:"}.get(self.options.seed % 8, "")
-            config = {"policy": f"{order}{placing}"}
         self.services[author] = Actor(
             self,
             author,
             cores[author],
             reads_wishes=author != PLACER,
-            config=config,
+            config=self.config_of(author),
             snapshot=self.snapshots.get(author) if self.rng.random() < 0.7 else None,
         )
+
+    def config_of(self, author: Author) -> dict[str, int | str]:
+        """The settings that a service's decisions depend on."""
+        if author == MONITOR:
+            return {"suspect_ms": 2_500, "lease_ms": 5_000}
+        if author == PLACER:
+            placing = ("best_fit", "headroom", "fragmentation_gradient")[self.options.seed % 3]
+            order = {1: "bidding:", 5: "bidding:", 6: "strict_priority:"}.get(self.options.seed % 8, "")
+            return {"policy": f"{order}{placing}"}
+        return {}
 
     def kill_service(self, author: Author) -> None:
         """Kill -9; its last snapshot stays."""

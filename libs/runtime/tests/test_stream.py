@@ -95,6 +95,16 @@ async def test_the_same_batch_again_is_stored_once(bus: Bus) -> None:
     assert (await bus.position(Stream.FACTS)).last_seq == 1 + 1 + 3
 
 
+async def test_a_batch_that_lost_its_first_part_on_the_way_is_tried_again(bus: Bus) -> None:
+    """A server's restart in the middle of a batch ended the service that had published it."""
+    lease = await claimed(bus, "s1")
+    messages = placements("torn", 3)
+    last = messages[-1]
+    batch = {"Nats-Batch-Id": "torn", "Nats-Batch-Sequence": "3", "Nats-Batch-Commit": "1"}
+    assert await bus._ask(last.subject, last.body, {**last.headers, **batch}) is None
+    assert await bus.publish_fenced(lease, messages) == 1 + 3
+
+
 async def test_an_older_session_is_refused_and_leaves_nothing(bus: Bus) -> None:
     """A paused author that wakes up can't write any more, not even the first half of a batch."""
     old = await claimed(bus, "s1")

@@ -50,6 +50,8 @@ _CONTAINS_DUPLICATE: Final = 10201
 _STREAM_FULL: Final = 10077
 _IN_PROCESS: Final = 10158
 """An earlier try with this id is on its way: a leader without a majority, or a disk that is slow, says so."""
+_INCOMPLETE: Final = 10176
+"""A server that was started again, or a connection that broke, has lost the first part of a batch."""
 
 _EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
 _EXPECTED_SUBJECT: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -556,24 +558,14 @@ class Bus:
             if on_error is not None:
                 on_error(error)
 
-        async def lost() -> None:
-            bus._sound.clear()
-            for delivery in bus._deliveries.values():
-                delivery.doubt()
-            bus.found_sound()
-
-        async def back() -> None:
-            for delivery in bus._deliveries.values():
-                delivery.restart()
-
         async def attempt() -> None:
             await client.connect(
                 # The library takes several addresses as a list alone.
                 url.split(","),
                 name=name,
                 error_cb=noticed,
-                disconnected_cb=lost,
-                reconnected_cb=back,
+                disconnected_cb=bus.connection_lost,
+                reconnected_cb=bus.connection_back,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, slept as a float
                 ping_interval=2,
@@ -602,6 +594,18 @@ class Bus:
     def clock(self) -> Clock:
         """The process's clock: the machine's, unless a fault has it wrong."""
         return SystemClock() if self.disturbances is None else self.disturbances
+
+    async def connection_lost(self) -> None:
+        """Called by the client: until the streams are seen to go on, nothing that was decided is published."""
+        self._sound.clear()
+        for delivery in self._deliveries.values():
+            delivery.doubt()
+        self.found_sound()
+
+    async def connection_back(self) -> None:
+        """Called by the client: what came meanwhile is asked for."""
+        for delivery in self._deliveries.values():
+            delivery.restart()
 
     async def close(self) -> None:
         """Flush what was said and leave."""
@@ -837,9 +841,9 @@ class Bus:
         except (TimeoutError, nats.errors.Error, OSError):
             return None
         answer: dict[str, Any] = json.loads(reply.data)
-        if int((answer.get("error") or {}).get("err_code", 0)) == _IN_PROCESS:
+        if int((answer.get("error") or {}).get("err_code", 0)) in {_IN_PROCESS, _INCOMPLETE}:
             await asyncio.sleep(0.2)
-            return None
+            return None  # nothing is wrong with what was asked: it is asked again
         return answer
 
     async def _sequence_of(self, message: Message) -> int:
