@@ -18,6 +18,7 @@ from apportion.node_agent.host_limits import (
     CPUS,
     MEMORY,
     NOBODY,
+    SCOPE,
     V1,
     V2,
     HostLimits,
@@ -28,6 +29,7 @@ from apportion.node_agent.host_limits import (
 )
 from apportion.node_agent.processes import Launch, Processes, StartFailed
 from apportion.node_agent.run_records import ExecFailed, Exited, Lost, directory_name
+from apportion.node_agent.systemd_scope import enter_scope
 
 RUN = RunId("acme/train/0/1")
 MIB = 1024 * 1024
@@ -133,6 +135,79 @@ def test_a_place_that_others_live_in_is_left_as_it_was(tmp_path: Path) -> None:
     assert files.procs[Path("/cg/slice/unit")] == {"1", str(os.getpid())}
     assert Path("/cg/slice/unit/apportion-agent") not in files.procs
     assert limits.apply(RUN, Limits(memory_mib=512)) == (None, (found(MEMORY, 512, 0, NOBODY, applied=0),))
+
+
+def test_where_the_place_is_shared_systemd_is_asked_for_one(tmp_path: Path) -> None:
+    """In a login session too runs are held to what they asked; the session's group is left as it was."""
+    files = FakeV2(neighbours=("1",))
+    scope = Path("/cg/system.slice/apportion.scope")
+    asked = []
+
+    def enter(name: str) -> str:
+        asked.append(name)
+        files.make(scope)
+        files.handed[scope.parent] = files.CONTROLLERS
+        files.write(scope / "cgroup.procs", str(os.getpid()))
+        return "0::/system.slice/apportion.scope\n"
+
+    limits = open_limits(tmp_path, files=files, root=Path("/cg"), own="0::/slice/unit\n", enter_scope=enter)
+    assert (limits.by, limits.place, len(asked)) == (V2, SCOPE, 1)
+    assert files.procs[Path("/cg/slice/unit")] == {"1"}
+    groups, enforced = limits.apply(RUN, Limits(memory_mib=64))
+    assert groups is not None
+    assert groups.joins[0].path.startswith(f"{scope}/apportion-")
+    assert enforced == (found(MEMORY, 64, 64, V2),)
+    # Who has a place of its own asks nobody.
+    assert (
+        open_limits(tmp_path, files=FakeV2(), root=Path("/cg"), own="0::/slice/unit\n", enter_scope=enter).place == ""
+    )
+    assert len(asked) == 1
+
+
+BUSCTL = """#!/bin/sh
+printf '%s\\n' "$@" > "{directory}/said"
+[ -e "{directory}/refuses" ] && {{ echo 'Call failed: Access denied' >&2; exit 1; }}
+unit=$(sed -n '/^ssa(sv)a(sa(sv))$/{{n;p}}' "{directory}/said")
+echo "0::/system.slice/$unit" > "{directory}/cgroup"
+"""
+
+
+def test_systemd_is_asked_by_the_line_that_was_recorded_and_believed_once_it_has_moved_us(tmp_path: Path) -> None:
+    """One transient scope, delegated, with this process in it; a refusal leaves everything as it was."""
+    tool = tmp_path / "busctl"
+    tool.write_text(BUSCTL.format(directory=tmp_path))
+    tool.chmod(0o755)
+    own = tmp_path / "cgroup"
+    own.write_text("0::/user.slice/session-1.scope\n")
+    env = {"PATH": f"{tmp_path}:{os.defpath}"}
+
+    def enter(running: Path = tmp_path) -> str | None:
+        return enter_scope("apportion-abc", env=env, own=own, running=running)
+
+    assert enter(tmp_path / "no-systemd") is None
+    own.write_text("0::/system.slice/agent.service\n")
+    assert enter() is None  # A service is left where systemd looks for it.
+    own.write_text("0::/user.slice/session-1.scope\n")
+    (tmp_path / "refuses").touch()
+    assert enter() is None
+    assert own.read_text() == "0::/user.slice/session-1.scope\n"
+    (tmp_path / "refuses").unlink()
+    moved = enter()
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said[0] == ("--system" if os.geteuid() == 0 else "--user")
+    assert said[1:7] == [
+        *("--quiet", "call", "org.freedesktop.systemd1", "/org/freedesktop/systemd1"),
+        *("org.freedesktop.systemd1.Manager", "StartTransientUnit"),
+    ]
+    unit = said[8]
+    assert unit.startswith(f"apportion-abc-{os.getpid()}-")
+    assert unit.endswith(".scope")
+    assert [said[7], *said[9:11]] == ["ssa(sv)a(sa(sv))", "fail", "4"]
+    assert said[14:] == [
+        *("PIDs", "au", "1", str(os.getpid()), "Delegate", "b", "true"),
+        *("CollectMode", "s", "inactive-or-failed", "0"),
+    ]
+    assert moved == f"0::/system.slice/{unit}\n"
 
 
 def test_a_run_that_is_in_a_group_for_its_slices_is_limited_in_that_one(tmp_path: Path) -> None:

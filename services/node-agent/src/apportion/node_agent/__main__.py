@@ -49,6 +49,7 @@ from apportion.node_agent.run_users import USER, RunUsers, UserInvalid, closed_a
 from apportion.node_agent.shell import Shell, session_leaders
 from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
 from apportion.node_agent.simnode import SimulatedNode
+from apportion.node_agent.systemd_scope import enter_scope
 from apportion.runtime import telemetry
 from apportion.runtime.clock import Clock, SystemClock
 from apportion.runtime.disturbed import Disturbances
@@ -157,7 +158,11 @@ class Agent:
             stack.callback(meter.shutdown)
             processes = await self._enter_processes(stack)
             # Before the first shim: it lives where the agent does.
-            self._host = open_limits(self._state_dir) if settings.host_limits else no_limits(self._state_dir)
+            self._host = (
+                open_limits(self._state_dir, enter_scope=functools.partial(enter_scope, env=os.environ))
+                if settings.host_limits
+                else no_limits(self._state_dir)
+            )
             devices = await self._enter_devices(stack)
             path = self._path()
             watchdog = Watchdog(devices, session_of=session_leaders(processes))
@@ -378,7 +383,7 @@ class Agent:
             foreign=mig.foreign,
             labels=self._labels,
         )
-        limits = " ".join((self._host.by, *self._host.can))
+        limits = " ".join(filter(None, (self._host.by, *self._host.can, self._host.place)))
         engine = None if self._containers is None else self._containers.engine
         said = "none" if engine is None else f"{engine.name} {engine.version}"
         if self._users.is_other:

@@ -6,16 +6,16 @@ killed for want of memory, and removes it at the end (spawner.py). What a killed
 release, and what a killed agent leaves, the next one at its start.
 
 Version 1 has a hierarchy for each controller. In version 2 there is one, and a group with processes of its own can't
-hand controllers on: the agent steps aside into a group of its own first, which takes a delegated place
-(``Delegate=yes`` in its unit where systemd is at work). Sources: Linux, Documentation/admin-guide/cgroup-v1/ and
-cgroup-v2.rst.
+hand controllers on: the agent steps aside into a group of its own first, which takes a delegated place: its unit's
+(``Delegate=yes``), or a scope that systemd makes for it (systemd_scope.py). Sources: Linux,
+Documentation/admin-guide/cgroup-v1/ and cgroup-v2.rst.
 """
 
 import hashlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -40,6 +40,7 @@ ON_THE_HOST: Final = DeviceUuid("")
 NOBODY: Final = "none"
 V1: Final = "cgroup-v1"
 V2: Final = "cgroup-v2"
+SCOPE: Final = "systemd-scope"
 CGROUPS: Final = Path("/sys/fs/cgroup")
 OWN: Final = Path("/proc/self/cgroup")
 
@@ -178,13 +179,17 @@ class Hierarchy(Struct, frozen=True, kw_only=True):
 class HostLimits:
     """Limits by control groups of one version, or none at all."""
 
-    def __init__(self, by: str, hierarchies: tuple[Hierarchy, ...], *, directory: Path, files: Files) -> None:
+    def __init__(
+        self, by: str, hierarchies: tuple[Hierarchy, ...], *, directory: Path, files: Files, place: str = ""
+    ) -> None:
         """``directory`` is the node's own: names its groups, and keeps where they were made."""
         self.by = by
+        self.place = place
+        """``systemd-scope`` where systemd was asked for the place; empty where the agent had it."""
         self._hierarchies = hierarchies
         self._files = files
         self._journal = directory / "host-cgroups"
-        self._name = "apportion-" + hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
+        self._name = _name_of(directory)
 
     @property
     def can(self) -> tuple[str, ...]:
@@ -355,11 +360,17 @@ def no_limits(directory: Path) -> HostLimits:
 
 
 def open_limits(
-    directory: Path, *, files: Files | None = None, root: Path = CGROUPS, own: str | None = None
+    directory: Path,
+    *,
+    files: Files | None = None,
+    root: Path = CGROUPS,
+    own: str | None = None,
+    enter_scope: Callable[[str], str | None] = lambda _: None,
 ) -> HostLimits:
     """What this machine can hold runs to, by trying; where it can do nothing, that is what each run is told.
 
-    ``own`` is what /proc/self/cgroup says, for tests.
+    ``own`` is what /proc/self/cgroup says, for tests. ``enter_scope`` is asked for a place of our own, by the beginning
+    of its name, where ours is shared: it moves this process, and answers what /proc/self/cgroup says then.
     """
     port = files or KernelFiles()
     try:
@@ -369,12 +380,21 @@ def open_limits(
     paths = dict(_own_groups(text))
     if (found := _try_v2(port, root, paths.get("", "/"))) is not None:
         return HostLimits(V2, (found,), directory=directory, files=port)
+    is_unified = "" in paths and not any(paths.keys() - {""})
+    if is_unified and (moved := enter_scope(_name_of(directory))) is not None:
+        found = _try_v2(port, root, dict(_own_groups(moved)).get("", "/"))
+        if found is not None:
+            return HostLimits(V2, (found,), directory=directory, files=port, place=SCOPE)
     v1 = tuple(
         Hierarchy(home=home, back=home, keeps=(what,))
         for controller, what in (("memory", MEMORY), ("cpu", CPU), ("pids", PROCESSES), ("cpuset", CPUS))
         if controller in paths and _takes_groups(port, home := _inside(root / controller, paths[controller]))
     )
     return HostLimits(V1 if v1 else NOBODY, v1, directory=directory, files=port)
+
+
+def _name_of(directory: Path) -> str:
+    return "apportion-" + hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
 
 
 def _own_groups(text: str) -> Iterable[tuple[str, str]]:
