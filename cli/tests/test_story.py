@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from apportion.cli.story import sentence, story_lines, told
 from apportion.contracts import events as ev
@@ -135,3 +136,18 @@ def test_what_was_erased_is_told_as_such() -> None:
     """Not as a job that asked for the defaults; bytes that nobody could read keep their own words."""
     assert sentence(row(a_job_request(), body=None)) == "JobRequested: what it said was erased from the log"
     assert "erased" not in sentence(row(a_job_request(), body=None, cause="NotJson"))
+
+
+def test_what_earlier_runs_advise_is_part_of_the_story() -> None:
+    """Whoever reads why a job holds what it holds should see that it asked for more than it needs."""
+    advice = ev.MemoryAdvice(
+        asked_mib=40_960,
+        peak_mib_max=14_336,
+        runs=3,
+        suggested_mib=16_640,
+        text="asked 40 GiB, never used more than 14 GiB in 3 runs",
+    )
+    admitted = replace(a_job(), advice=advice)
+    assert sentence(row(admitted)).endswith(
+        "(wish 1); advice: asked 40 GiB, never used more than 14 GiB in 3 runs, 16640 MiB would do"
+    )

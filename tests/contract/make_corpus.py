@@ -1003,20 +1003,16 @@ def resources() -> Iterator[dict[str, Any]]:
     yield case(
         "a gang's minimum above its size", request(gang={"size": 2, "min": 3}), rejected("FieldConflict", "gang.min")
     )
-    for path, value, field in (
+    unsupported: tuple[tuple[str, Any, str], ...] = (
         ("resources.disk_mib", 1, "resources.disk_mib"),
-        ("gang", {"size": 2, "min": 1}, "gang.min"),
-        ("gang.topology_key", "rack", "gang.topology_key"),
-        ("gang.required", True, "gang.required"),
-        ("gang.preferred", True, "gang.preferred"),
         ("job_set", "nightly", "job_set"),
-        ("elastic", {"min": 1, "max": 4}, "elastic.min"),
         ("sla.rps", 50, "sla.rps"),
         ("checkpoint.interval_s", 60, "checkpoint.interval_s"),
         ("runtime.framework", "torch", "runtime.framework"),
         ("data.inputs", ["s3://bucket/x"], "data.inputs"),
         ("workload.mounts", ["/data"], "workload.mounts"),
-    ):
+    )
+    for path, value, field in unsupported:
         yield case(f"not supported yet: {path}", at(path, value), rejected("NotSupported", field))
     for path, value in (
         ("isolation.level", "none"),
@@ -1144,11 +1140,15 @@ def other_wishes() -> Iterator[dict[str, Any]]:
     for name, change, at_fault in (
         ("without a reason", {"reason": ""}, "reason"),
         ("with a rate of nothing", {"rate_per_min": 0}, "rate_per_min"),
+        ("with a limit below zero", {"limit_memory_mib": -1}, "limit_memory_mib"),
+        ("that does something else when lowered", {"on_lowered": "kill"}, "on_lowered"),
         ("with a buffer that is none", {"for_tenant": None, "buffer_pct": 9}, "buffer_pct"),
         ("for a kind that is none", {"for_tenant": None, "defaults": {"x": {}}}, "defaults.x"),
     ):
         expected = rejected(FIELD_INVALID, at_fault)
         yield case(f"a policy {name}", {**wanted, **change}, expected, **policy, subject=ours)
+    pools = {"limit_jobs": 3, "reason": "r"}
+    yield case("a limit of the pool's", pools, rejected("FieldConflict", "limit_jobs"), **policy, subject=ours)
     queue: dict[str, Any] = {"headers": of("QueueUpsertRequested")}
     theirs, ours = wish("QueueUpsertRequested"), wish("QueueUpsertRequested", "_operator")
     wanted = {"queue": "new", "tenants": ["acme"]}
@@ -1161,6 +1161,58 @@ def other_wishes() -> Iterator[dict[str, Any]]:
         "a queue with a limit below zero",
         {**wanted, "limit_jobs": -1},
         rejected(FIELD_INVALID, "limit_jobs"),
+        **queue,
+        subject=ours,
+    )
+    changes: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+        ("below one that isn't there", {"parent": "nowhere"}, "QueueNotFound", "parent"),
+        ("below itself", {"parent": "new"}, "FieldInvalid", "parent"),
+        (
+            "with a guarantee above its limit",
+            {"guaranteed_compute_milli": 2, "limit_compute_milli": 1},
+            "FieldConflict",
+            "guaranteed_compute_milli",
+        ),
+        (
+            "with a guarantee of a model above its limit",
+            {"guaranteed_model_milli": {"b200": 2}, "limit_model_milli": {"b200": 1}},
+            "FieldConflict",
+            "guaranteed_model_milli.b200",
+        ),
+        ("with a weight of nothing", {"weight": 0}, FIELD_INVALID, "weight"),
+        ("with too much weight of memory", {"weights": {"memory_mib": 1001}}, FIELD_INVALID, "weights.memory_mib"),
+        ("with a weight of no name", {"weights": {"Memory!": 1}}, FIELD_INVALID, "weights.Memory!"),
+        ("with a limit of half a job", {"limit_jobs": 0.5}, FIELD_INVALID, "limit_jobs"),
+        ("with limits as a list", {"limit_model_milli": ["b200"]}, FIELD_INVALID, "limit_model_milli"),
+        ("that does something else when lowered", {"on_lowered": "kill"}, FIELD_INVALID, "on_lowered"),
+        ("with an order that is none", {"order": "fifo"}, FIELD_INVALID, "order"),
+        ("with an unknown field", {"limit_gpu": 1}, "FieldUnknown", "limit_gpu"),
+    )
+    for name, change, code, at_fault in changes:
+        yield case(f"a queue {name}", {**wanted, **change}, rejected(code, at_fault), **queue, subject=ours)
+    yield case(
+        "a queue with all that can be said of one",
+        {
+            **wanted,
+            "limit_compute_milli": 8000,
+            "limit_memory_mib": 600_000,
+            "limit_cpu_milli": 64_000,
+            "limit_jobs": 9,
+            "limit_model_milli": {"b200": 4000},
+            "guaranteed_compute_milli": 2000,
+            "guaranteed_memory_mib": 100_000,
+            "guaranteed_cpu_milli": 8000,
+            "guaranteed_jobs": 2,
+            "guaranteed_model_milli": {"b200": 1000},
+            "weight": 3,
+            "weights": {"memory_mib": 2, "b200": 5},
+            "order": "seed",
+            "is_fair": False,
+            "reclaim": False,
+            "on_lowered": "reclaim",
+            "reason": "quarter 3",
+        },
+        DONE,
         **queue,
         subject=ours,
     )

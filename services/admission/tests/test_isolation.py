@@ -134,3 +134,19 @@ def test_the_pool_may_prefer_other_modes() -> None:
     admitted = history.settle()[0]
     assert isinstance(admitted, ev.JobAdmitted)
     assert admitted.spec.modes == (Mode.TIMESLICE, Mode.MPS)
+
+
+def test_what_a_node_offers_that_is_away_is_no_ground_to_refuse() -> None:
+    """It may come back: the job is let in, and the placer says what it waits for."""
+    history = History()
+    history.fact(a_queue())
+    history.fact(msgspec.structs.replace(a_node("plain"), devices=(a_device(modes=(Mode.MPS,)),)))
+    mig = msgspec.structs.replace(a_node("cut"), devices=(a_device(1, node="cut", modes=(Mode.MIG,)),))
+    history.wish(a_request(level=IsolationLevel.FAULT))
+    (refused,) = history.settle()
+    assert isinstance(refused, ev.JobRejected)
+    history.fact(mig)
+    history.fact(ev.NodeFenced(node_id=mig.node_id, epoch=1, runs=()))
+    history.wish(a_request(level=IsolationLevel.FAULT), event_id="w2")
+    (admitted,) = history.settle()
+    assert isinstance(admitted, ev.JobAdmitted)

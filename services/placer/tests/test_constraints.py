@@ -296,3 +296,24 @@ def test_accepted_modes_are_taken_in_their_order_and_a_whole_device_only_where_i
         a_queue(), a_node("bare", devices=1), a_job("first"), a_placement("acme/first", node="bare"), isolated
     )
     assert nodes_of(beside) == []
+
+
+@pytest.mark.parametrize(
+    ("gone", "code", "why"),
+    [
+        (ev.NodeFenced(node_id=NodeId("cut"), epoch=1, runs=()), Pending.NO_NODES_IN_POOL, "NodeFenced"),
+        (
+            ev.NodeDraining(node_id=NodeId("cut"), actor="a", reason="r", deadline_at=0),
+            Pending.NODES_CORDONED,
+            "NodeDraining",
+        ),
+    ],
+)
+def test_a_wait_for_the_only_node_that_offers_it_says_that_it_is_away(gone: ev.Fact, code: Pending, why: str) -> None:
+    """It is no refusal, as the node may come back; and not to be read as if the pool had no node at all."""
+    cut = msgspec.structs.replace(a_node("cut"), devices=(a_device(node="cut", modes=(Mode.MIG,), mig=a_board()),))
+    job = a_job("j", compute_milli=125, memory_mib=5000, modes=(Mode.MIG,))
+    (waits,) = core.decide(told(a_queue(), a_node("plain"), cut, gone, job), NOON)
+    assert isinstance(waits, ev.JobPendingReasonChanged)
+    assert waits.code is code
+    assert f"(1 IsolationUnavailable); others may, and can't be used now (1 {why})" in waits.hint

@@ -290,8 +290,11 @@ SELECT job.job_id, job.tenant, job.queue, job.workload, job.service_class,
     CASE WHEN job.outcome <> 'live' THEN job.cause ELSE pending.code END AS reason,
     job.replicas, job.devices, job.compute_milli, job.memory_mib, run.nodes, job.attempts,
     epoch_ns(job.requested) AS requested_at, epoch_ns(job.first_started) AS started_at, epoch_ns(job.ended) AS ended_at,
-    job.wait_ms, job.run_ms
+    job.wait_ms, job.run_ms, admitted.advice
 FROM v_job AS job
+LEFT JOIN (
+    SELECT job_id, body ->> '$.advice.text' AS advice FROM v_event WHERE kind = 'JobAdmitted'
+) AS admitted USING (job_id)
 LEFT JOIN v_pending_now AS pending USING (job_id)
 LEFT JOIN (
     SELECT job_id, list(DISTINCT state) FILTER (state IN ('placed', 'started')) AS states,
@@ -340,7 +343,7 @@ def jobs(
         kind="jobs",
         output=output,
         columns=("job_id", "state", "reason", "ask", "nodes", "age"),
-        wide=("queue", "service_class", "attempts", "wait_ms", "run_ms"),
+        wide=("queue", "service_class", "attempts", "wait_ms", "run_ms", "advice"),
         name="job_id",
         extra={"freshness": found.freshness, "truncated": found.truncated},
     )

@@ -41,7 +41,9 @@ def sentence(row: Row) -> str:
         case "JobRequested":
             return f"was asked for in queue {body.get('queue', '?')}: {_resources(body)}"
         case "JobAdmitted":
-            return f"was admitted: {_spec(body.get('spec', {}))} (wish {body.get('answers')})"
+            advice = body.get("advice") or {}
+            said = f"; advice: {advice['text']}, {advice['suggested_mib']} MiB would do" if advice else ""
+            return f"was admitted: {_spec(body.get('spec', {}))} (wish {body.get('answers')}){said}"
         case "JobRejected":
             return f"was refused: {_because(row, body)}{_refusal(body)}"
         case "JobDuplicate":

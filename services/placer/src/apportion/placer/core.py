@@ -34,7 +34,7 @@ from apportion.placer.state import (
 )
 from apportion.pool.state import JobView, Pool, grace_s_of, run_of
 
-RULES: Final = "placer@7"
+RULES: Final = "placer@8"
 """Changes whenever a decision may come out another way for the same facts."""
 
 

@@ -179,7 +179,9 @@ def reason_of(round_: Round, shape: Shape, block: Block) -> Reason:
         limit={"bid_micro": block.bids_from} if code is Pending.BID_TOO_LOW else {},
         blocking_ids=tuple(_blockers(round_, shape)) if code in _BUSY or block.apart else (),
         nodes=_nodes(round_, demand),
-        hint=_hint_of_block(code, demand, block) or _hint(code, demand, available),
+        hint=_hint_of_block(code, demand, block)
+        or _hint_of_nodes(round_, code, demand)
+        or _hint(code, demand, available),
     )
 
 
@@ -437,6 +439,22 @@ def _holds_any(round_: Round, job_id: JobId, models: tuple[str, ...]) -> bool:
             if view is not None and view.device.model in models:
                 return True
     return False
+
+
+def _hint_of_nodes(round_: Round, code: Pending, demand: Demand) -> str:
+    """Which nodes would have to come back, where others are there that never could host it; else nothing."""
+    if code not in {Pending.NO_NODES_IN_POOL, Pending.NODES_CORDONED}:
+        return ""
+    counts = round_.ranking(demand).counts
+    unfit = {str(why): count for why, count in sorted(counts.items()) if why in NEVER and count}
+    if not unfit:
+        return ""
+    away = {str(why): count for why, count in sorted(counts.items()) if why in _STOPPED | _AWAY and count}
+    names = [", ".join(f"{count} {why}" for why, count in found.items()) for found in (unfit, away)]
+    return (
+        f"The nodes that can be used could never host it ({names[0]}); others may, and can't be used now ({names[1]}): "
+        "it starts once one of those can, or another registers."
+    )
 
 
 def _hint(code: Pending, demand: Demand, available: dict[str, int]) -> str:
