@@ -21,6 +21,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from apportion.contracts import events as ev
 from apportion.contracts import samples, subjects
@@ -79,6 +80,7 @@ async def said_by_a_pool(data_dir: Path) -> str:
             wanted = (
                 "hw_gpu_utilization{",
                 "hw_energy_joules_total{",
+                "apportion_device_pcie_ratio{",
                 "apportion_stream_bytes{",
                 "apportion_runs_ended",
             )
@@ -104,7 +106,7 @@ async def _history(bus: Bus) -> None:
     device = a_node().devices[0].uuid
     told: dict[str, list[ev.Fact]] = {
         ADMISSION: [a_queue(limit_compute_milli=1000), a_job(), a_job("waits")],
-        f"agent-{NODE}": [a_node()],
+        f"agent-{NODE}": [a_node_with_links()],
         PLACER: [a_placement()],
     }
     later: dict[str, list[ev.Fact]] = {
@@ -139,6 +141,12 @@ async def _history(bus: Bus) -> None:
             await bus.publish_fenced(leases[author], messages)
 
 
+def a_node_with_links() -> ev.NodeRegistered:
+    node = a_node()
+    linked = tuple(replace(device, pcie_generation=5, pcie_lanes=16) for device in node.devices)
+    return replace(node, devices=linked)
+
+
 async def _sample(bus: Bus) -> None:
     devices = tuple(
         samples.DeviceSample(
@@ -149,7 +157,10 @@ async def _sample(bus: Bus) -> None:
             temperature_c=60,
             power_mw=300_000,
             energy_mj=5_000,
-            pcie_kbps=1_000,
+            pcie_sent_bytes=time.monotonic_ns(),
+            pcie_received_bytes=time.monotonic_ns(),
+            ecc_corrected=1,
+            ecc_uncorrected=0,
         )
         for device in a_node().devices
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Pending, Refusal, RunCause, Severity
@@ -157,7 +158,9 @@ def a_pool() -> Pool:
         ev.JobPendingReasonChanged(job_id=a_job("waits").job_id, code=Pending.PRIORITY, since_at=NOON),
         a_placement(compute_milli=900),
     ]
-    core.evolve(state, as_fact(a_node(), 1, author="agent-node-1"))
+    node = a_node()
+    linked = tuple(replace(device, pcie_generation=5, pcie_lanes=16) for device in node.devices)
+    core.evolve(state, as_fact(replace(node, devices=linked), 1, author="agent-node-1"))
     for number, fact in enumerate(facts, start=2):
         core.evolve(state, as_fact(fact, number))
     return state.pool
@@ -177,12 +180,11 @@ def a_history() -> Figures:
 A_LOOK = Seen(
     devices=[
         (
-            DeviceSample(
-                uuid=DeviceUuid(GPU), used_mib=96, free_mib=4, busy_pct=0, temperature_c=70, pcie_kbps=60_000_000
-            ),
+            DeviceSample(uuid=DeviceUuid(GPU), used_mib=96, free_mib=4, busy_pct=0, temperature_c=70),
             1_000,
         )
     ],
+    pcie_bps={DeviceUuid(GPU): 56_707_200_000, DeviceUuid("GPU-unknown"): 1},
     lags_ms={"placer/facts": 7_000},
     log_behind={"facts": 12},
     disk_pct=91,
@@ -195,7 +197,7 @@ def test_measures_are_what_the_rules_mean() -> None:
     found = measures_of(a_pool(), a_history(), A_LOOK, NOON + 1_000 * S)
     assert found["memory_pct"] == {GPU: 96}
     assert found["held_idle_s"] == {GPU: 1_000}
-    assert found["pcie_mbps"] == {GPU: 60_000}
+    assert found["pcie_pct"] == {GPU: 90}
     assert found["pending_s"] == {"batch": 1_000}
     assert found["quota_pct"] == {"main": 90}
     assert found["failed_pct"] == {"": 25}

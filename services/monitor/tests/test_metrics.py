@@ -16,9 +16,11 @@ from apportion.contracts.samples import DeviceSample
 from apportion.contracts.testing import NOON, a_job, a_node, a_placement, a_queue, as_fact
 from apportion.monitor import core
 from apportion.monitor.figures import Figures
+from apportion.monitor.measures import link_bps
 from apportion.monitor.notify import Notifier
-from apportion.monitor.readings import Marks, Reading, StreamFill
+from apportion.monitor.readings import Marks, Reading, Readings, StreamFill
 from apportion.monitor.scrape import PoolMetrics, Sources
+from apportion.runtime.clock import ManualClock
 
 S = 1_000_000_000
 
@@ -217,8 +219,12 @@ def test_ten_thousand_jobs_of_five_hundred_tenants_make_no_more_series(monitor: 
                 temperature_c=1,
                 power_mw=1,
                 energy_mj=1,
-                pcie_kbps=1,
+                pcie_sent_bytes=1,
+                pcie_received_bytes=1,
+                ecc_corrected=1,
+                ecc_uncorrected=1,
             ),
+            pcie_bps=1,
             received_ns=0,
             busy_ns=0,
         )
@@ -230,6 +236,30 @@ def test_ten_thousand_jobs_of_five_hundred_tenants_make_no_more_series(monitor: 
     assert ended_by["apportion_jobs_ended_total"] <= 2 * 21
     assert 'tenant="other"' in monitor.scraped()
     assert monitor.figures.events["JobAdmitted"] == 10_000
+
+
+def test_what_a_device_moves_is_told_by_what_its_driver_counted_since_the_sample_before() -> None:
+    """The fuller direction counts; a count that begins anew says nothing for once, and neither does half of one."""
+
+    def moved_bps(*samples: tuple[int | None, int | None]) -> int | None:
+        readings = Readings(None, ManualClock())  # type: ignore[arg-type]  # it hears nothing here
+        for number, (sent, received) in enumerate(samples):
+            readings.hear(
+                NodeId("node-1"),
+                DeviceSample(
+                    uuid=DeviceUuid("GPU-1"), used_mib=1, free_mib=1, pcie_sent_bytes=sent, pcie_received_bytes=received
+                ),
+                number * S,
+            )
+        (reading,) = readings.devices()
+        return reading.pcie_bps
+
+    assert moved_bps((5_000, 100)) is None
+    assert moved_bps((5_000, 100), (6_000, 9_100)) == 9_000
+    assert moved_bps((5_000, 100), (6_000, 50)) is None
+    assert moved_bps((5_000, 100), (6_000, None)) is None
+    assert link_bps(4, 16) == 31_504_000_000
+    assert link_bps(0, 16) == 0
 
 
 def test_how_long_what_is_not_read_yet_has_waited() -> None:

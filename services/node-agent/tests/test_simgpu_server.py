@@ -199,6 +199,16 @@ def test_memory_belongs_to_the_process_and_ends_with_it(node: Node, devices: Dev
     assert devices.reading(uuid).free_mib == before.free_mib
 
 
+def test_memory_errors_are_counted_and_what_a_board_does_not_count_is_not_told(node: Node, devices: Devices) -> None:
+    """Simulated boards move nothing over PCIe, and don't say that they moved nothing."""
+    uuid = first(devices)
+    with Faults(node.socket) as faults:
+        faults.ecc(0, corrected=3, uncorrected=1)
+    reading = devices.reading(uuid)
+    assert (reading.ecc_corrected, reading.ecc_uncorrected) == (3, 1)
+    assert (reading.pcie_sent_bytes, reading.pcie_received_bytes) == (None, None)
+
+
 def test_a_child_that_inherited_the_connection_does_not_keep_the_memory(node: Node, devices: Devices) -> None:
     script = (
         "import os, sys, time; sys.path.insert(0, sys.argv[1]); import client; d = client.Driver(); d.alloc(0, 5000); "

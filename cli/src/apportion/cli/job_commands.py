@@ -523,8 +523,9 @@ def nodes(output: str, data_dir: str | None, pool: str | None, bus_url: str | No
 
     place = place_of(data_dir, pool, bus_url)
     found = run(ask_sql(place, _NODES))
+    skews = run(_clock_skews(place)) if output in {"wide", "json", "jsonl"} and place.note is not None else {}
     print_rows(
-        found.rows,
+        [{**row, "clock_skew_ms": skews.get(row["node_id"])} for row in found.rows],
         kind="nodes",
         output=output,
         columns=(
@@ -539,12 +540,21 @@ def nodes(output: str, data_dir: str | None, pool: str | None, bus_url: str | No
             "total_mib",
             "simulated",
         ),
-        wide=("epoch", "driver", "reason"),
+        wide=("epoch", "driver", "clock_skew_ms", "reason"),
         name="node_id",
         extra={"freshness": found.freshness},
     )
     if not found.rows and output in {"table", "wide"}:
         say("No node has registered: `apportion doctor` says why.")
+
+
+async def _clock_skews(place: "Place") -> dict[str, int | None]:
+    """By how many ms each node's clock is ahead of the monitor's: no fact, so only a monitor that hears them knows."""
+    from apportion.cli.client import ask, bus_of
+
+    async with bus_of(place) as bus:
+        answer = await ask(bus, "nodes", {})
+    return {node["node_id"]: node["clock_skew_ms"] for node in answer["nodes"]}
 
 
 @cli.command()

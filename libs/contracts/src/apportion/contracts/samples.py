@@ -22,8 +22,12 @@ class DeviceSample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     power_mw: int | None = None
     energy_mj: int | None = None
     """Since the driver was loaded."""
-    pcie_kbps: int | None = None
-    """Both directions, kilobytes a second over a few milliseconds; None also where it wasn't asked just now."""
+    pcie_sent_bytes: int | None = None
+    """Over PCIe by the device, as the driver counts; it may begin again at 0."""
+    pcie_received_bytes: int | None = None
+    ecc_corrected: int | None = None
+    """Memory errors since the driver was loaded."""
+    ecc_uncorrected: int | None = None
 
 
 class DeviceSamples(Struct, frozen=True, kw_only=True):

@@ -205,8 +205,10 @@ async def serve(settings: MonitorSettings, stop: asyncio.Event) -> None:
         def seen() -> Seen:
             disk = shutil.disk_usage(path.parent)
             streams = readings.on_log()
+            fresh = list(readings.devices())
             return Seen(
-                devices=[(one.sample, readings.idle_s(one)) for one in readings.devices()],
+                devices=[(one.sample, readings.idle_s(one)) for one in fresh],
+                pcie_bps={one.sample.uuid: one.pcie_bps for one in fresh if one.pcie_bps is not None},
                 lags_ms={f"{who}/{stream}": round(s * 1000) for (who, stream), s in readings.lags_s().items()},
                 log_behind={
                     stream.value: max(0, fills.found[stream.value].last_seq - seq)

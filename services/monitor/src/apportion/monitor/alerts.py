@@ -62,7 +62,7 @@ RULES: Final = (
           action="a job may run out of it soon"),
     _rule("device-hot", "temperature_c", (85, 80), "C", "a device is hot", for_s=120,
           action="cooling; apportion drain NODE"),
-    _rule("device-pcie", "pcie_mbps", (50_000, 40_000), "MB/s", "a device's PCIe link is full", for_s=300,
+    _rule("device-pcie", "pcie_pct", (80, 60), "pct", "a device's PCIe link is nearly full in one direction", for_s=300,
           severity=Severity.INFO, action="are transfers what its job waits for?"),
     _rule("held-idle", "held_idle_s", (900, 60), "s", "runs hold a device that does nothing", for_s=0,
           severity=Severity.INFO, action="apportion nodes -o wide says whose"),

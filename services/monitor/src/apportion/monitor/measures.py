@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from apportion.contracts.causes import DeviceHealth
-from apportion.contracts.ids import NodeId
+from apportion.contracts.ids import DeviceUuid, NodeId
 from apportion.contracts.samples import DeviceSample
 from apportion.monitor.figures import Figures
 from apportion.pool.state import JobState, NodeState, Pool
@@ -22,6 +22,8 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     devices: Iterable[tuple[DeviceSample, int]] = ()
     """Each with the seconds for which it has done nothing."""
+    pcie_bps: Mapping[DeviceUuid, int] = {}
+    """Bytes a second in the direction in which a device moves more, where that is known."""
     lags_ms: Mapping[str, int] = {}
     """By ``consumer/stream``."""
     log_behind: Mapping[str, int] = {}
@@ -93,14 +95,30 @@ def _devices(pool: Pool, seen: Seen) -> dict[str, dict[str, int]]:
     held = {view.device.uuid for node in pool.nodes.values() for view in node.devices.values() if view.runs}
     memory: dict[str, int] = {}
     heat: dict[str, int] = {}
-    pcie: dict[str, int] = {}
+    links = {
+        view.device.uuid: link_bps(view.device.pcie_generation, view.device.pcie_lanes)
+        for node in pool.nodes.values()
+        for view in node.devices.values()
+    }
+    pcie = {str(uuid): bps * 100 // links[uuid] for uuid, bps in seen.pcie_bps.items() if links.get(uuid)}
     idle: dict[str, int] = {}
     for sample, idle_s in seen.devices:
         memory[sample.uuid] = sample.used_mib * 100 // max(1, sample.used_mib + sample.free_mib)
         if sample.temperature_c is not None:
             heat[sample.uuid] = sample.temperature_c
-        if sample.pcie_kbps is not None:
-            pcie[sample.uuid] = sample.pcie_kbps // 1000
         if sample.busy_pct is not None:
             idle[sample.uuid] = idle_s if sample.uuid in held else 0
-    return {"memory_pct": memory, "temperature_c": heat, "pcie_mbps": pcie, "held_idle_s": idle}
+    return {"memory_pct": memory, "temperature_c": heat, "pcie_pct": pcie, "held_idle_s": idle}
+
+
+_LANE_BPS = {1: 250, 2: 500, 3: 985, 4: 1_969, 5: 3_938, 6: 7_563}
+"""Megabytes a second of one lane in one direction, after the link's own encoding, by PCIe generation."""
+
+
+def link_bps(generation: int, lanes: int) -> int:
+    """Bytes a second that a PCIe link carries in one direction; 0 where it isn't known.
+
+    >>> link_bps(5, 16)
+    63008000000
+    """
+    return _LANE_BPS.get(generation, 0) * lanes * 1_000_000

@@ -42,6 +42,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     """By our own monotonic clock."""
     busy_ns: int
     """When it was last seen at work, or first seen."""
+    pcie_bps: int | None = None
+    """Bytes a second since the sample before, in the direction in which there were more; None where it isn't known."""
 
 
 class StreamFill(Struct, frozen=True, kw_only=True):
@@ -151,17 +153,22 @@ class Readings:
         node = subjects.node_of_sample(message.subject)
         now = self._clock.monotonic()
         for sample in body.devices:
-            before = self._devices.get(sample.uuid)
-            # Another node can't speak of a device for as long as its own does: nobody's idle card hides behind a name.
-            if before is not None and before.node != node and now - before.received_ns < STALE_S * NS:
-                continue
-            idle = before is not None and sample.busy_pct == 0
-            self._devices[sample.uuid] = Reading(
-                node=node,
-                sample=sample,
-                received_ns=now,
-                busy_ns=before.busy_ns if idle and before is not None else now,
-            )
+            self.hear(node, sample, now)
+
+    def hear(self, node: NodeId, sample: DeviceSample, now: int) -> None:
+        """A device's sample came at that instant of our monotonic clock."""
+        before = self._devices.get(sample.uuid)
+        # Another node can't speak of a device for as long as its own does: nobody's idle card hides behind a name.
+        if before is not None and before.node != node and now - before.received_ns < STALE_S * NS:
+            return
+        idle = before is not None and sample.busy_pct == 0
+        self._devices[sample.uuid] = Reading(
+            node=node,
+            sample=sample,
+            received_ns=now,
+            busy_ns=before.busy_ns if idle and before is not None else now,
+            pcie_bps=_pcie_bps(before, sample, now),
+        )
 
     async def _on_alive(self, message: Msg) -> None:
         try:
@@ -174,3 +181,17 @@ class Readings:
             Stream.FACTS: alive.facts_seq,
             **({Stream.WISHES: alive.wishes_seq} if alive.wishes_seq is not None else {}),
         }
+
+
+def _pcie_bps(before: Reading | None, sample: DeviceSample, now: int) -> int | None:
+    if before is None or now <= before.received_ns:
+        return None
+    found = []
+    for was, is_now in (
+        (before.sample.pcie_sent_bytes, sample.pcie_sent_bytes),
+        (before.sample.pcie_received_bytes, sample.pcie_received_bytes),
+    ):
+        if was is None or is_now is None or is_now < was:
+            return None  # the driver began to count anew
+        found.append((is_now - was) * NS // (now - before.received_ns))
+    return max(found)

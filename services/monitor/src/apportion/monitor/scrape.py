@@ -16,9 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from apportion.contracts.causes import DeviceHealth
+from apportion.contracts.events import Device
 from apportion.contracts.ids import NodeId
 from apportion.monitor.alerts import Alerts
 from apportion.monitor.figures import OTHER, Figures, Histogram
+from apportion.monitor.measures import link_bps
 from apportion.monitor.notify import Notifier
 from apportion.monitor.readings import Reading, Readings, StreamFill
 from apportion.pool.state import JobState, NodeState, Pool
@@ -245,9 +247,9 @@ class PoolMetrics(Collector):
             ("hw_temperature_celsius", "Of the chip.", lambda r: r.sample.temperature_c),
             ("hw_power_watts", "Drawn.", lambda r: None if r.sample.power_mw is None else r.sample.power_mw / 1000),
             (
-                "apportion_device_pcie_bytes_per_second",
-                "Over PCIe, both directions.",
-                lambda r: None if r.sample.pcie_kbps is None else r.sample.pcie_kbps * 1000,
+                "apportion_device_pcie_ratio",
+                "Share of what its PCIe link carries, in the direction in which it moves more.",
+                lambda r: _share_of_link(r, models[r.sample.uuid]),
             ),
             ("apportion_device_idle_seconds", "Since it last did anything.", self._from.readings.idle_s),
         ]
@@ -262,15 +264,34 @@ class PoolMetrics(Collector):
         energy = CounterMetricFamily("hw_energy_joules", "Since the driver was loaded.", labels=labels)
         for reading in readings:
             if reading.sample.energy_mj is not None:
-                device = models[reading.sample.uuid]
-                energy.add_metric([reading.sample.uuid, reading.node, device.model], reading.sample.energy_mj / 1000)
+                model = models[reading.sample.uuid].model
+                energy.add_metric([reading.sample.uuid, reading.node, model], reading.sample.energy_mj / 1000)
+        moved = CounterMetricFamily(
+            "hw_gpu_io_bytes",
+            "Over PCIe; the driver may begin to count anew.",
+            labels=[*labels, "network_io_direction"],
+        )
+        errors = CounterMetricFamily(
+            "hw_errors", "Memory errors since the driver was loaded.", labels=[*labels, "error_type"]
+        )
+        for reading in readings:
+            sample = reading.sample
+            device = [sample.uuid, reading.node, models[sample.uuid].model]
+            for counter, kind, value in (
+                (moved, "transmit", sample.pcie_sent_bytes),
+                (moved, "receive", sample.pcie_received_bytes),
+                (errors, "corrected", sample.ecc_corrected),
+                (errors, "uncorrected", sample.ecc_uncorrected),
+            ):
+                if value is not None:
+                    counter.add_metric([*device, kind], value)
         status = GaugeMetricFamily(
             "hw_status", "1 for the state that the device is in.", labels=["hw_id", "hw_parent", "hw_state"]
         )
         for node_id, node in sorted(pool.nodes.items()):
             for view in node.devices.values():
                 status.add_metric([view.device.uuid, node_id, _HW_STATES[view.device.health]], 1)
-        return [*families, energy, status]
+        return [*families, energy, moved, errors, status]
 
     # Bus and log
 
@@ -327,6 +348,11 @@ class PoolMetrics(Collector):
 
 
 _HW_STATES: Final = {DeviceHealth.HEALTHY: "ok", DeviceHealth.DEGRADED: "degraded", DeviceHealth.FAILED: "failed"}
+
+
+def _share_of_link(reading: Reading, device: Device) -> float | None:
+    most = link_bps(device.pcie_generation, device.pcie_lanes)
+    return reading.pcie_bps / most if reading.pcie_bps is not None and most else None
 
 
 def _busy(reading: Reading) -> float | None:

@@ -93,6 +93,13 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """H.264 encoding capacity that is free."""
 
 
+_MEMBERS: Final = {
+    int(pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG): "ulVal",
+    int(pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG): "ullVal",
+}
+"""Where in a field's value its number is, by the type that NVML says it has; else in ``uiVal``."""
+
+
 class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """How a device is now; None where the board has no such sensor."""
 
@@ -105,6 +112,12 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: int | None
     power_mw: int | None
     energy_mj: int | None
+    pcie_sent_bytes: int | None
+    """As the driver counts them; the count may begin again at 0."""
+    pcie_received_bytes: int | None
+    ecc_corrected: int | None
+    """Since the driver was loaded."""
+    ecc_uncorrected: int | None
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,6 +240,11 @@ class Devices:
             temperature_c=self._optional("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
             power_mw=self._optional("nvmlDeviceGetPowerUsage", handle),
             energy_mj=self._optional("nvmlDeviceGetTotalEnergyConsumption", handle),
+            # Counters: the throughput that NVML offers beside them takes 20 ms of the caller's time, each way.
+            pcie_sent_bytes=self._field(handle, self._nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES),
+            pcie_received_bytes=self._field(handle, self._nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES),
+            ecc_corrected=self._ecc(handle, self._nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+            ecc_uncorrected=self._ecc(handle, self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
         )
 
     def processes(self, uuid: DeviceUuid) -> tuple[ProcessMemory, ...]:
@@ -324,17 +342,11 @@ class Devices:
         """What the device tells of its own health."""
         handle = self._handle(uuid)
         rows = self._optional("nvmlDeviceGetRemappedRows", handle)
-        errors = self._optional(
-            "nvmlDeviceGetTotalEccErrors",
-            handle,
-            self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            self._nvml.NVML_VOLATILE_ECC,
-        )
         return HealthReading(
             recovery_action=self._field(handle, self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
             remap_pending=None if rows is None else bool(rows[2]),
             remap_failed=None if rows is None else bool(rows[3]),
-            uncorrectable=None if errors is None else int(errors),
+            uncorrectable=self._ecc(handle, self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
             temperature_c=self._optional("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU),
             slowdown_c=self._optional(
                 "nvmlDeviceGetTemperatureThreshold", handle, self._nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
@@ -345,7 +357,13 @@ class Devices:
         values = self._optional("nvmlDeviceGetFieldValues", handle, [number])
         if values is None or int(values[0].nvmlReturn) != pynvml.NVML_SUCCESS:
             return None
-        return int(values[0].value.uiVal)
+        value, kind = values[0].value, int(values[0].valueType)
+        return int(getattr(value, _MEMBERS.get(kind, "uiVal")))
+
+    def _ecc(self, handle: Any, kind: int) -> int | None:
+        """Memory errors of that kind since the driver was loaded; None where the board doesn't count them."""
+        found = self._optional("nvmlDeviceGetTotalEccErrors", handle, kind, self._nvml.NVML_VOLATILE_ECC)
+        return None if found is None else int(found)
 
     def _uuid_of(self, device: Any) -> DeviceUuid:
         for uuid, handle in self._handles.items():

@@ -23,6 +23,10 @@ def sampled(devices: Devices, uuids: Iterable[DeviceUuid], *, at: int) -> bytes:
                     temperature_c=reading.temperature_c,
                     power_mw=reading.power_mw,
                     energy_mj=reading.energy_mj,
+                    pcie_sent_bytes=reading.pcie_sent_bytes,
+                    pcie_received_bytes=reading.pcie_received_bytes,
+                    ecc_corrected=reading.ecc_corrected,
+                    ecc_uncorrected=reading.ecc_uncorrected,
                 )
             )
     return samples.ENCODER.encode(samples.DeviceSamples(at=at, devices=tuple(found)))
