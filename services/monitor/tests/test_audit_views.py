@@ -19,7 +19,7 @@ from apportion.contracts.causes import (
     Severity,
     StopCause,
 )
-from apportion.contracts.ids import ADMISSION, DeviceUuid, JobId, NodeId, QueueId, RunId
+from apportion.contracts.ids import ADMISSION, DeviceUuid, JobId, NodeId, QueueId, RunId, TenantId
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement, a_queue
 from apportion.monitor.log import EventLog, views, views_in
 from apportion.monitor.testing import Recorded, Tape
@@ -153,6 +153,48 @@ def test_a_move_says_from_where_to_where_and_what_it_cost(tmp_path: Path) -> Non
             log,
             "SELECT job_id, tenant, cause, attempt, from_nodes, to_nodes, downtime_ms, lost_work_s FROM v_migrations",
         ) == [("acme/low", "acme", "NodeLost", 2, ["node-1"], ["node-2", "node-3"], 24_000, 79)]
+
+
+def test_what_is_kept_is_told_with_its_nodes_until_it_ends(tmp_path: Path) -> None:
+    """One that was cancelled or is over is none; a name may be used again; the oldest blocked job has its line."""
+    tape = Tape()
+
+    def admitted(name: str, start_at: int) -> Recorded:
+        return tape.fact(
+            ev.ReservationAdmitted(
+                reservation=name,
+                for_tenant=TenantId("acme"),
+                start_at=start_at,
+                end_at=start_at + 10,
+                nodes=2,
+                answers=1,
+                actor="op",
+                reason="a demo",
+            )
+        )
+
+    kept = ev.NodesReserved(reservation="b", nodes=(NODE, NodeId("node-2")), start_at=7, end_at=17, late=(NODE,))
+    told = [
+        admitted("a", 5),
+        admitted("b", 7),
+        admitted("c", 9),
+        tape.fact(kept),
+        tape.fact(ev.ReservationCancelled(reservation="a", answers=2, actor="op")),
+        tape.fact(ev.NodesReserved(reservation="c", is_over=True)),
+        tape.fact(ev.NodesReserved(job_id=JobId("acme/big"), nodes=(NODE,), start_at=3)),
+        admitted("a", 11),
+    ]
+    columns = "reservation, tenant, job_id, start_at, end_at, wanted, nodes, late"
+    question = f"SELECT {columns} FROM v_reservations ORDER BY start_at"
+    with EventLog.open(tmp_path / "log.duckdb") as log:
+        log.append(told)
+        assert asked(log, question) == [
+            ("(oldest blocked job)", None, "acme/big", 3, None, None, ["node-1"], []),
+            ("b", "acme", None, 7, 17, 2, ["node-1", "node-2"], ["node-1"]),
+            ("a", "acme", None, 11, 21, 2, [], []),
+        ]
+        log.append([tape.fact(ev.NodesReserved(job_id=JobId("acme/big")))])
+        assert [row[0] for row in asked(log, question)] == ["b", "a"]
 
 
 def test_a_line_for_each_check_of_isolation_and_the_newest_is_marked(tmp_path: Path) -> None:

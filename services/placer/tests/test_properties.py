@@ -67,6 +67,7 @@ class World:
         self.now = NOON
         self.seq = 0
         self.facts: list[ev.Fact] = []
+        self.reservations: dict[str, ev.ReservationAdmitted] = {}
         self.nodes: dict[NodeId, NodeLedger] = {}
         self.queues: dict[QueueId, ev.QueueUpserted] = {}
         self.policies: dict[TenantId, ev.PolicyUpserted] = {}
@@ -110,8 +111,10 @@ class World:
             self.job_stops(dice)
         elif what < 72:
             self.node_changes(dice)
-        elif what < 76:
+        elif what < 75:
             self.limit(dice)
+        elif what < 76:
+            self.reserve(dice)
         elif what < 79:
             self.now += (dice % 40) * S
         elif what < 86:
@@ -133,6 +136,7 @@ class World:
             "not_before_at": (0, 0, 0, self.now + 20 * S)[(dice >> 13) % 4],
             "preemptible": (dice >> 18) % 4 > 0,
             "min_runtime_s": (0, 0, 0, 30)[(dice >> 20) % 4],
+            "time_limit_s": (0, 20)[(dice >> 19) % 2],
         }
         if spec["service_class"] is ServiceClass.SPOT:
             spec["bid_micro"] = (0, 10, 20)[(dice >> 4) % 3]
@@ -342,6 +346,24 @@ class World:
             case _:
                 pass
 
+    def reserve(self, dice: int) -> None:
+        name = f"r{dice % 3}"
+        if name in self.state.pool.reservations:
+            self.tell(ev.ReservationCancelled(reservation=name, answers=1, actor="op"))
+            return
+        start_at = self.now + ((dice >> 2) % 3) * 60 * S
+        self.reservations[name] = ev.ReservationAdmitted(
+            reservation=name,
+            for_tenant=TENANTS[(dice >> 4) % 2],
+            start_at=start_at,
+            end_at=start_at + (1 + (dice >> 5) % 3) * 30 * S,
+            nodes=1 + (dice >> 7) % 2,
+            devices=(dice >> 8) % 3,
+            answers=1,
+            actor="op",
+        )
+        self.tell(self.reservations[name])
+
     def limit(self, dice: int) -> None:
         on_lowered = tuple(OnLowered)[(dice >> 20) % 2]
         if (dice >> 21) % 4 == 0:
@@ -404,6 +426,8 @@ class World:
                 assert fact.replicas_min <= fact.after <= fact.replicas_max
                 assert (fact.after > fact.before) is is_growth
                 assert abs(fact.after - fact.before) == len(fact.runs)
+            elif isinstance(fact, ev.NodesReserved):
+                assert fact.job_id in self.specs or self.reservations[fact.reservation].end_at > 0
             elif isinstance(fact, ev.PriceSet):
                 bids = [bid for bid, _ in self.state.bidders]
                 assert fact.price_micro <= min(bids, default=fact.price_micro), "nobody pays more than it bid"
@@ -518,6 +542,11 @@ class World:
             if job_id in self.queued and job_id not in self.held and placed.node_id in decided.nodes:
                 assert not self.runs.keys() & set(decided.runs) or self.is_alike(placed.job_id, job_id), "slipped in"
         node = self.nodes[placed.node_id]
+        for view in self.state.pool.reservations.values():
+            if placed.node_id in view.nodes and view.asked.end_at > self.now and view.asked.for_tenant != placed.tenant:
+                assert spec.time_limit_s, "nobody without a limit is placed on what is reserved for another"
+                ends_at = self.now + (spec.time_limit_s + spec.grace_s) * S
+                assert ends_at <= view.asked.start_at, "who is placed there has left when it begins"
         assert node.is_usable
         assert placed.node_id not in spec.avoid_nodes
         assert all(node.labels[name] == value for name, value in spec.required.items())

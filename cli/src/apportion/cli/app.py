@@ -101,6 +101,7 @@ def outcome(arguments: list[str] | None = None) -> int:
         policy_commands,
         pool_commands,
         queue_commands,
+        reservation_commands,
         scenario_commands,
         top_commands,
         usage_commands,

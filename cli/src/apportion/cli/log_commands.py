@@ -30,8 +30,8 @@ def sql(
     apportion sql "SELECT kind, count(*) FROM v_event GROUP BY ALL"
     Tables and views (docs/audit.md): events, v_event, v_job, v_run, v_job_timeline, v_pending_now, v_decisions,
     v_stops, v_double_slice, v_wish_answers, v_queries, v_preemptions, v_migrations, v_alerts, v_isolation, v_waits,
-    v_memory, v_queue_share, v_health, v_changes, v_orphans, v_reconciliation. A running pool records who asked what,
-    before it answers.
+    v_memory, v_queue_share, v_health, v_changes, v_orphans, v_reconciliation, v_reservations. A running pool records
+    who asked what, before it answers.
     """  # noqa: D301  \b is click's mark for a block that is not refilled
     from apportion.cli.question import ask_sql
 

@@ -58,6 +58,9 @@ def sentence(row: Row) -> str:
         case "PreemptionDecided":
             nodes = ", ".join(body.get("nodes", ()))
             return f"has {', '.join(body.get('victims', ()))} stopped ({body.get('rule', '')}): kept for it is {nodes}"
+        case "NodesReserved":
+            nodes = ", ".join(body.get("nodes", ()))
+            return f"has nodes kept for it: {nodes}" if nodes else "has nothing kept for it any more"
         case "GangResized":
             why = f" for {body['for_job']}" if body.get("for_job") else ", as there is room"
             return f"goes on with {body.get('after')} replicas instead of {body.get('before')}{why}"

@@ -227,7 +227,13 @@ async def answered(bus: "Bus", wish: Any) -> dict[str, Any]:
 def answer_text(answer: dict[str, Any]) -> str:
     """The fact that answers a wish, for people."""
     name = answer["type"].partition(".")[0]
-    about = answer.get("job_id") or answer.get("node_id") or answer.get("queue") or _alert(answer)
+    about = (
+        answer.get("job_id")
+        or answer.get("node_id")
+        or answer.get("queue")
+        or answer.get("reservation")
+        or _alert(answer)
+    )
     if answer.get("code"):
         field = f"{answer['field']}: " if answer.get("field") else ""
         wanted = f"{field}expected {answer.get('expected', '')}, found {answer.get('found', '')}"

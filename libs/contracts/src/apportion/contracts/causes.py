@@ -104,6 +104,7 @@ class Refusal(StrEnum):
     NODE_NOT_FOUND = "NodeNotFound"
     NODE_STATE = "NodeState"
     """The node is not in a state in which this can be done."""
+    RESERVATION_NOT_FOUND = "ReservationNotFound"
     ALERT_NOT_FOUND = "AlertNotFound"
     FAULT_NOT_FOUND = "FaultNotFound"
     FAULTS_OFF = "FaultsOff"

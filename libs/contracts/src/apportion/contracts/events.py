@@ -510,6 +510,36 @@ class QueueUpsertRequested(Wish, frozen=True, kw_only=True, tag="QueueUpsertRequ
     dry_run: bool = False
 
 
+class ReservationRequested(Wish, frozen=True, kw_only=True, tag="ReservationRequested.v1"):
+    """An operator asks that nodes are kept for a tenant for a while. Answered by ReservationAdmitted or WishRejected.
+
+    Which nodes, the placer says (NodesReserved).
+    """
+
+    reservation: Name
+    for_tenant: Name
+    start: Timestamp
+    """From when on nobody else's runs are there: until then, only those that have left by then."""
+    end: Timestamp
+    nodes: Annotated[int, Meta(ge=1, le=1024)] = 1
+    gpu: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Devices that each of the nodes has, at least, whatever runs on them."""
+    models: Annotated[tuple[Name, ...], Meta(max_length=32)] = ()
+    """Of these models; empty: of any."""
+    required: Annotated[dict[Key, Text], Meta(max_length=32)] = {}
+    """Labels that each of the nodes has."""
+    reason: Reason
+    dry_run: bool = False
+
+
+class ReservationCancelRequested(Wish, frozen=True, kw_only=True, tag="ReservationCancelRequested.v1"):
+    """An operator asks that nodes are no longer kept. Answered by ReservationCancelled or WishRejected."""
+
+    reservation: Name
+    reason: Text = ""
+    dry_run: bool = False
+
+
 class KindDefaults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a job of one kind gets where its request leaves it open; what isn't named is the service's own."""
 
@@ -1135,6 +1165,33 @@ class QueueUpserted(Fact, frozen=True, kw_only=True, tag="QueueUpserted.v1"):
     """What an operator should know of it, with numbers: guarantees beyond what the pool has. Empty: nothing."""
 
 
+class ReservationAdmitted(Fact, frozen=True, kw_only=True, tag="ReservationAdmitted.v1"):
+    """Nodes of this sort are to be kept for the tenant, from ``start_at`` to ``end_at``. Written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    reservation: str
+    for_tenant: TenantId
+    start_at: Instant
+    end_at: Instant
+    nodes: int
+    devices: int = 0
+    models: tuple[str, ...] = ()
+    required: dict[str, str] = {}
+    answers: int
+    actor: str
+    reason: str = ""
+
+
+class ReservationCancelled(Fact, frozen=True, kw_only=True, tag="ReservationCancelled.v1"):
+    """Nothing is kept under this name any more. Written by admission."""
+
+    AUTHOR: ClassVar[Author] = ADMISSION
+    reservation: str
+    answers: int
+    actor: str
+    reason: str = ""
+
+
 class PolicyUpserted(Fact, frozen=True, kw_only=True, tag="PolicyUpserted.v1"):
     """These rates, sizes and defaults go from here on, in place of those before. Written by admission."""
 
@@ -1476,6 +1533,30 @@ class GangResized(Fact, frozen=True, kw_only=True, tag="GangResized.v1"):
     """Those that come, or leave."""
     for_job: JobId = JobId("")
     """Where it shrinks: for whom."""
+
+
+class NodesReserved(Fact, frozen=True, kw_only=True, tag="NodesReserved.v1"):
+    """These nodes, and no others, are kept for a reservation, or for the job that has been blocked for longest.
+
+    Stated when they change. Written by placer. Others may be placed there if, by their own time limit, they will have
+    left by ``start_at``.
+    """
+
+    AUTHOR: ClassVar[Author] = PLACER
+    reservation: str = ""
+    """Empty where it is for a job."""
+    job_id: JobId = JobId("")
+    nodes: tuple[NodeId, ...] = ()
+    """None: nothing is kept for it any more, or nothing is there that could be."""
+    start_at: Instant = 0
+    """When the reservation begins, or all that runs there will have left at the latest; 0: nobody can say."""
+    end_at: Instant = 0
+    late: tuple[NodeId, ...] = ()
+    """Of the nodes of a reservation: those where something may run on beyond its beginning."""
+    missing: int = 0
+    """Nodes that it should have beyond these."""
+    is_over: bool = False
+    """The reservation has ended."""
 
 
 class PriceSet(Fact, frozen=True, kw_only=True, tag="PriceSet.v1"):
@@ -2101,6 +2182,8 @@ JobWish = (
     | JobResumeRequested
     | JobCheckpointRequested
     | QueueUpsertRequested
+    | ReservationRequested
+    | ReservationCancelRequested
     | PolicyUpsertRequested
 )
 NodeWish = NodeDrainRequested | NodeCordonRequested | NodeUncordonRequested | IsolationTestRequested
@@ -2127,6 +2210,8 @@ JobFact = (
     | WishRejected
     | WishJudged
     | QueueUpserted
+    | ReservationAdmitted
+    | ReservationCancelled
     | PolicyUpserted
     | JobHeld
     | JobReleased
@@ -2145,7 +2230,14 @@ JobFact = (
     | LateFactIgnored
 )
 PlacerFact = (
-    RunPlaced | RunStopOrdered | RunActionOrdered | PreemptionDecided | GangResized | PriceSet | JobPendingReasonChanged
+    RunPlaced
+    | RunStopOrdered
+    | RunActionOrdered
+    | PreemptionDecided
+    | GangResized
+    | NodesReserved
+    | PriceSet
+    | JobPendingReasonChanged
 )
 AgentFact = (
     NodeRegistered

@@ -204,6 +204,10 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             | ev.NodeWishJudged()
         ):
             return f"{prefix}.wish.{_token(event.tenant)}"
+        case ev.ReservationAdmitted() | ev.ReservationCancelled():
+            return f"{prefix}.reservation.{event.reservation}"
+        case ev.NodesReserved():
+            return f"{prefix}.reserved"
         case ev.QueueUpserted():
             return f"{prefix}.queue.{event.queue}"
         case ev.PolicyUpserted():

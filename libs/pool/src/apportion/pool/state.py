@@ -232,6 +232,14 @@ class JobView(Struct):
 _LIVE: Final = frozenset({RunState.PLACED, RunState.STARTED})
 
 
+class ReservationView(Struct):
+    """Nodes that are kept for a tenant for a while."""
+
+    asked: ev.ReservationAdmitted
+    nodes: tuple[NodeId, ...] = ()
+    missing: int = 0
+
+
 class Pool(Struct):
     """Everything that facts say of one pool. Change it only by ``evolve``."""
 
@@ -249,6 +257,10 @@ class Pool(Struct):
     run_jobs: dict[RunId, JobId] = {}
     """Which job each known run belongs to."""
     frozen: bool = False
+    reservations: dict[str, ReservationView] = {}
+    """Those that were admitted and have not ended, by name."""
+    reserved: ev.NodesReserved | None = None
+    """What is kept for the job that has been blocked for longest."""
     dependents: dict[JobId, list[JobId]] = {}
     """Job to those that wait, or waited, for its end."""
     leases: dict[str, int] = {}
@@ -337,6 +349,12 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
         case ev.JobSucceeded() | ev.JobFailed() | ev.JobCancelled() | ev.JobExpired():
             _ended(pool, event.job_id)
             _followed(pool, entry, event)
+        case ev.ReservationAdmitted():
+            pool.reservations[event.reservation] = ReservationView(event)
+        case ev.ReservationCancelled():
+            pool.reservations.pop(event.reservation, None)
+        case ev.NodesReserved():
+            _reserved(pool, event)
         case ev.QueueUpserted():
             quota.upsert(pool.queues, event, entry.event_id)
         case ev.PolicyUpserted():
@@ -652,6 +670,15 @@ def _resized(pool: Pool, entry: Entry, event: ev.JobResized) -> None:
             job.resize = None
     if job.hold is None:
         _look_anew(job)
+
+
+def _reserved(pool: Pool, event: ev.NodesReserved) -> None:
+    if not event.reservation:
+        pool.reserved = event if event.nodes else None
+    elif event.is_over:
+        pool.reservations.pop(event.reservation, None)
+    elif (view := pool.reservations.get(event.reservation)) is not None:
+        view.nodes, view.missing = event.nodes, event.missing
 
 
 def _ended(pool: Pool, job_id: JobId) -> None:

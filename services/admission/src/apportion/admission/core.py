@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from apportion.admission import dry_run, learned, lifecycle, rates, tree, validate
+from apportion.admission import booking, dry_run, learned, lifecycle, rates, tree, validate
 from apportion.admission.dry_run import Holder, Seen
 from apportion.admission.refusals import Refused, bounded, refusal_of
 from apportion.admission.remembered import CODES
@@ -223,6 +223,9 @@ class _Round:
             case ev.QueueUpsertRequested():
                 # Whether the next wish's tenant is known may depend on this one.
                 return not self._answer_queue(asked, asked.wish)
+            case ev.ReservationRequested() | ev.ReservationCancelRequested():
+                # Whether the next one's name is taken may depend on this one.
+                return not self._answer_reservation(asked, asked.wish)
             case ev.PolicyUpsertRequested():
                 return not self._answer_policy(asked, asked.wish)
             case _:
@@ -884,6 +887,19 @@ class _Round:
                 caused_by=asked.event_id,
             )
         )
+        return True
+
+    def _answer_reservation(self, asked: Asked, wish: ev.ReservationRequested | ev.ReservationCancelRequested) -> bool:
+        """True where what is reserved has changed."""
+        found: ev.Fact | Refused | None = self._expired(asked)
+        if not ev.is_operator(asked.tenant):
+            found = _operators_alone(asked, "Nodes are reserved by the pool's operator: ask them.")
+        if found is None:
+            found = booking.answer(self._state.pool.reservations, wish, asked, _actor(asked), self._now)
+        if isinstance(found, Refused):
+            self._refuse(asked, found)
+            return False
+        self.facts.append(found)
         return True
 
     def _answer_policy(self, asked: Asked, wish: ev.PolicyUpsertRequested) -> bool:

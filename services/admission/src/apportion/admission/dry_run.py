@@ -101,6 +101,10 @@ def _sentences(fact: ev.Fact, before: Seen | None, queues: Mapping[QueueId, Queu
             yield f"Nothing new: it repeats wish {fact.first_wish}, which made {fact.original_job_id}."
         case ev.QueueUpserted():
             yield from _queue(fact, queues.get(fact.queue))
+        case ev.ReservationAdmitted():
+            yield f"{fact.nodes} node(s) are kept for {fact.for_tenant}: the placer says which."
+        case ev.ReservationCancelled():
+            yield "Nothing is kept under that name any more."
         case ev.PolicyUpserted():
             whose = "the pool" if fact.for_tenant is None else fact.for_tenant
             yield f"It takes the place of what goes for {whose} now; jobs that were admitted stay as they are."

@@ -480,7 +480,13 @@ class State:
             case ev.JobDuplicate():
                 kept.remembered.note_repeated(event.answers, event.first_wish)
                 self._answered(event.answers)
-            case ev.WishRejected() | ev.WishJudged() | ev.JobReprioritized():
+            case (
+                ev.WishRejected()
+                | ev.WishJudged()
+                | ev.JobReprioritized()
+                | ev.ReservationAdmitted()
+                | ev.ReservationCancelled()
+            ):
                 self._answered(event.answers)
             case ev.JobHeld() | ev.JobReleased() | ev.JobSuspended() | ev.JobResumed() | ev.JobCheckpointing():
                 self.reconsider(event.job_id)
@@ -610,6 +616,8 @@ def _asked(entry: Entry, tenant: TenantId, identity: Identity | None) -> Asked |
             | ev.JobResumeRequested()
             | ev.JobCheckpointRequested()
             | ev.QueueUpsertRequested()
+            | ev.ReservationRequested()
+            | ev.ReservationCancelRequested()
             | ev.PolicyUpsertRequested()
         ):
             wish = event

@@ -74,6 +74,7 @@ VIEWS: Final = (
     "v_queries",
     "v_preemptions",
     "v_migrations",
+    "v_reservations",
     "v_isolation",
     "v_alerts",
     "v_waits",

@@ -15,6 +15,7 @@ from apportion.contracts.causes import RunAction, StopCause
 from apportion.contracts.envelope import Entry
 from apportion.placer import fair, lowered, orders, reclaim
 from apportion.placer import state as states
+from apportion.placer.bookings import next_end
 from apportion.placer.evictions import next_chance
 from apportion.placer.orders import S
 from apportion.placer.policies import BUILT_IN, PolicyUnknown, policy_id, resolved
@@ -107,7 +108,8 @@ def wake_at(state: State, now: int) -> int | None:
         if at > now:
             instants.append(at)
             break
-    instants += [chance for chance in (next_chance(state, now), lowered.next_chance(state, now)) if chance is not None]
+    chances = (next_end(state.pool, now), next_chance(state, now), lowered.next_chance(state, now))
+    instants += [chance for chance in chances if chance is not None]
     return min(instants, default=None)
 
 

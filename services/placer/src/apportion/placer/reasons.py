@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from apportion.contracts.causes import Mode, Pending
 from apportion.contracts.events import JobHeld
 from apportion.contracts.ids import JobId, QueueId
+from apportion.placer.bookings import PREFIX
 from apportion.placer.books import tenant_of
 from apportion.placer.constraints import Where
 from apportion.placer.estimates import Estimate, estimate
@@ -165,7 +166,12 @@ def reason_of(round_: Round, shape: Shape, block: Block) -> Reason:
                 requested=requested,
                 blocking_ids=(str(block.reserved_for),),
                 nodes=_nodes(round_, demand) | {"Reserved": len(round_.reserved)},
-                hint=f"It would fit on what is kept for {block.reserved_for}, which has waited longer.",
+                hint=f"It would fit on what is kept for {block.reserved_for}"
+                + (
+                    ", beyond whose beginning it would run."
+                    if str(block.reserved_for).startswith(PREFIX)
+                    else ", which has waited longer."
+                ),
             )
         case _:
             pass

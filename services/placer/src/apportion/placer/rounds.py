@@ -15,6 +15,7 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import StopCause
 from apportion.contracts.ids import JobId, NodeId, QueueId, TenantId, run_id
 from apportion.placer import fair, orders
+from apportion.placer.bookings import Bookings
 from apportion.placer.books import Books, charge_on
 from apportion.placer.evictions import ATTEMPTS_MAX, Evictions
 from apportion.placer.orders import CLASS_RANK, OrderKey, S
@@ -156,6 +157,7 @@ class Round:
         """Whose turn it is when, until something of theirs is placed."""
         self._free: dict[tuple[str, ...], tuple[int, dict[str, int]]] = {}
         self._evictions = Evictions(state, now, self.books)
+        self._bookings = Bookings(state.pool, state.rooms, now)
         self._reservation: Reservation | None = None
         self._ends: dict[NodeId, int] = {}
         """When what the round has placed on each node will have left at the latest."""
@@ -174,6 +176,7 @@ class Round:
             for line in self.lines:
                 line.block = Block(is_frozen=True)
             return
+        self.facts.extend(self._bookings.facts)
         while True:
             while not self.is_full and self._pass():
                 pass
@@ -183,6 +186,7 @@ class Round:
             # kept for whom depends on what runs where, and so on what elastic gangs are given.
             if not self._evict() and not self._grow():
                 self._outbid()
+                self._state_reserved()
                 return
 
     def room(self, node_id: NodeId) -> NodeRoom:
@@ -237,9 +241,7 @@ class Round:
         kept: list[NodeRoom] = []
         for _, node_id in self.ranking(demand).in_order():
             room = self.room(node_id)
-            owner = self._evictions.kept_for(node_id, shape)
-            if owner is None and node_id in self.reserved and not self._passes(shape):
-                owner = self.reserved[node_id]
+            owner = self._kept_from(node_id, shape, tenant)
             reserved_for = owner or reserved_for
             (rooms if owner is None else kept).append(room)
         counts = {room.node_id: capacity(demand, room) for room in rooms}
@@ -305,7 +307,7 @@ class Round:
         demand = shape.demand
         choices: list[Choice] = []
         for _ in range(count):
-            found = self._first(shape, is_charge_open=is_charge_open, is_barred=is_barred)
+            found = self._first(shape, tenant, is_charge_open=is_charge_open, is_barred=is_barred)
             if isinstance(found, Block):
                 self._undo(shape, tenant, choices)
                 return replace(found, replicas_fit=len(choices))
@@ -461,6 +463,26 @@ class Round:
         self.facts.extend(facts)
         return bool(facts)
 
+    def _state_reserved(self) -> None:
+        """State what is kept for the job that has been blocked for longest, where that is news."""
+        told, found = self.state.pool.reserved, self._reservation
+        if found is None:
+            if told is not None:
+                self.facts.append(ev.NodesReserved(job_id=told.job_id))
+            return
+        nodes = tuple(sorted(found.nodes))
+        if told is None or (told.job_id, told.nodes) != (found.job_id, nodes):
+            start_at = found.free_at if found.free_at < NO_END else 0
+            self.facts.append(ev.NodesReserved(job_id=found.job_id, nodes=nodes, start_at=start_at))
+
+    def _kept_from(self, node_id: NodeId, shape: Shape, tenant: TenantId) -> JobId | None:
+        """For whom the node is kept from jobs of this shape; None where it isn't."""
+        if (owner := self._evictions.kept_for(node_id, shape)) is not None:
+            return owner
+        if node_id in self.reserved and not self._passes(shape):
+            return self.reserved[node_id]
+        return self._bookings.kept_from(node_id, tenant, shape.length_s)
+
     def _usables(self, job: JobView, shape: Shape) -> list[Callable[[NodeId], bool]]:
         """Where a job may go for which others would be stopped; each domain by itself, where it must be in one."""
         demand = shape.demand
@@ -470,6 +492,7 @@ class Round:
                 node_id not in demand.avoid
                 and self.reserved.get(node_id, job.job_id) == job.job_id
                 and self._evictions.kept_for(node_id, shape) is None
+                and self._bookings.kept_from(node_id, job.tenant, shape.length_s) is None
             )
 
         if not demand.is_together:
@@ -657,7 +680,9 @@ class Round:
         over = self.books.over(shape.queue, shape.limited, self.books.least(shape.demand))
         return None if over is None else Block(over_quota=over[1], quota_of=over[0])
 
-    def _first(self, shape: Shape, *, is_charge_open: bool, is_barred: IsBarred | None = None) -> Choice | Block:
+    def _first(
+        self, shape: Shape, tenant: TenantId, *, is_charge_open: bool, is_barred: IsBarred | None = None
+    ) -> Choice | Block:
         """The best node that may be used for one replica."""
         demand = shape.demand
         ranking = self.ranking(demand)
@@ -668,11 +693,8 @@ class Round:
             nonlocal over, reserved_for
             if is_barred is not None and is_barred(room.node_id):
                 return False
-            if (kept_for := self._evictions.kept_for(room.node_id, shape)) is not None:
+            if (kept_for := self._kept_from(room.node_id, shape, tenant)) is not None:
                 reserved_for = kept_for
-                return False
-            if room.node_id in self.reserved and not self._passes(shape):
-                reserved_for = self.reserved[room.node_id]
                 return False
             # Where the charge depends on the device, a smaller one may fit the limits that the best doesn't.
             if (
@@ -830,8 +852,10 @@ def _lines(state: State, now: int) -> list[Line]:
         added.sort()
         lines.append(Line(shape, sorted(group.keys + added) if added else group.keys, group, added))
     lines.extend(Line(shape, sorted(keys), None, sorted(keys)) for shape, keys in due.items())
-    numbers: dict[tuple[QueueId, Demand, int, TenantId], int] = {}
+    numbers: dict[tuple[QueueId, Demand, int, TenantId, TenantId], int] = {}
+    is_whose = bool(state.pool.reservations)
     for line in lines:
-        asks = (line.shape.queue, line.shape.demand, line.shape.length_s, line.shape.limited)
+        shape = line.shape
+        asks = (shape.queue, shape.demand, shape.length_s, shape.limited, shape.tenant if is_whose else TenantId(""))
         line.alike = numbers.setdefault(asks, len(numbers))
     return lines

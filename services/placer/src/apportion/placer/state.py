@@ -291,12 +291,16 @@ def shape_of(state: State, job: JobView) -> Shape:
     queue = state.pool.queues.get(job.spec.queue)
     order = order_in(state, job.spec.queue)
     is_in_turns = queue is not None and queue.is_fair and len(queue.tenants) > 1 and order not in orders.RANKED
+    reservations = state.pool.reservations
+    if reservations and not is_in_turns:
+        # What is kept for its tenant is of use to it alone.
+        is_in_turns = any(view.asked.for_tenant == job.tenant for view in reservations.values())
     return Shape(
         job.spec.queue,
         demand_of_job(state, job),
         job.tenant if is_in_turns else TenantId(""),
         orders.line_of(job, order),
-        length_of(job) if state.settings.reserve_after_s >= 0 else 0,
+        length_of(job) if state.settings.reserve_after_s >= 0 or reservations else 0,
         limited=job.tenant if job.tenant in state.pool.tenants else TenantId(""),
     )
 
@@ -376,6 +380,10 @@ def evolve(state: State, entry: Entry) -> State:
                 settle(state, event.parent, entry.recorded_at)
             # Lines and their order may be others now.
             jobs.update(job_id for job_id, job in pool.jobs.items() if job.spec.queue == event.queue)
+        case ev.ReservationAdmitted() | ev.ReservationCancelled() | ev.NodesReserved():
+            if not isinstance(event, ev.NodesReserved) or event.is_over:
+                # Jobs are told apart by whose they are and how long they take while something is reserved.
+                jobs.update(state.waiting)
         case ev.PriceSet():
             state.kept.price_micro = event.price_micro
         case ev.PolicyUpserted():
