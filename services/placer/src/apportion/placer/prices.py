@@ -13,7 +13,7 @@ from apportion.contracts.causes import StopCause
 from apportion.contracts.ids import job_of_run
 from apportion.placer.rooms import NEVER
 from apportion.placer.rounds import GANG_MAX, Line, Round
-from apportion.placer.state import is_bidding
+from apportion.placer.state import has_market, is_bidding
 
 
 def price_set(round_: Round, facts: Iterable[ev.Fact]) -> ev.PriceSet | None:
@@ -22,7 +22,7 @@ def price_set(round_: Round, facts: Iterable[ev.Fact]) -> ev.PriceSet | None:
     ``facts`` are all of the decision: who is told to stop in it is in the market no more.
     """
     state = round_.state
-    if round_.is_full or state.pool.frozen:
+    if round_.is_full or state.pool.frozen or not (state.kept.price_micro or has_market(state)):
         return None
     inside = list(state.bidders)
     inside += [
@@ -58,13 +58,15 @@ def _left_out(round_: Round, line: Line) -> int:
         return 0
     if line.at < len(line.keys) and not is_bidding(state, state.pool.jobs[line.keys[line.at][3]]):
         return 0
+    if line.at >= len(line.keys) or not is_bidding(state, state.pool.jobs[line.keys[line.at][3]]):
+        return 0  # the first of a line bids most
     counts = round_.ranking(demand).counts
     if len(state.rooms) == sum(count for why, count in counts.items() if why in NEVER):
         return 0
     for key in islice(line.keys, line.at, None):
         job = state.pool.jobs[key[3]]
         if not is_bidding(state, job):
-            return 0  # the first of a line bids most
+            return 0
         if job.not_before_at <= round_.now and not round_.is_awaited(job):
             return job.spec.bid_micro
     return 0

@@ -519,6 +519,8 @@ class Round:
             if job.spec.replicas_min:
                 jobs[job_id] = job
                 sizes[job_id] = self._grown.get(job_id, (job.spec.replicas_min, job.spec.replicas_min))
+        if not jobs:
+            return False
         sizes |= {job_id: size for job_id, size in self._grown.items() if job_id in sizes}
         shapes = {job_id: shape_of(state, job) for job_id, job in jobs.items()}
         blocked = [

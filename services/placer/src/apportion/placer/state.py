@@ -281,6 +281,13 @@ def pool_order(state: State) -> QueueOrder:
     return named or (QueueOrder(asked) if asked in set(QueueOrder) else QueueOrder.CLASSES)
 
 
+def has_market(state: State) -> bool:
+    """Whether jobs of any queue bid."""
+    if pool_order(state) is QueueOrder.BIDS:
+        return True
+    return any(order_in(state, queue) is QueueOrder.BIDS for queue in state.pool.queues)
+
+
 def is_bidding(state: State, job: JobView) -> bool:
     """Whether the job takes part in the market."""
     return job.spec.bid_micro > 0 and order_in(state, job.spec.queue) is QueueOrder.BIDS
