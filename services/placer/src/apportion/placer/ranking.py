@@ -148,8 +148,9 @@ def follow_round(  # noqa: PLR0917 - a round as it stands
 def _look_at(ranking: Ranking, demand: Demand, rooms: Sequence[NodeRoom], choose: Choose) -> None:
     """Look at these rooms, each of them another node's."""
     looks, known = ranking.looks, ranking.known
-    counts = ranking.counts
-    is_first = not looks
+    if not looks:
+        _look_first(ranking, demand, rooms, choose)
+        return
     if known is not None and len(known) > KNOWN_MIN + 2 * len(looks):
         known.clear()
     avoid = demand.avoid
@@ -161,21 +162,31 @@ def _look_at(ranking: Ranking, demand: Demand, rooms: Sequence[NodeRoom], choose
             if known is not None and node_id not in avoid:
                 known[room.like] = found
         before = looks.get(node_id)
-        if found is before:
-            continue
-        if is_first:
-            if isinstance(found, Fit):
-                ranking.groups.setdefault(room.kind.group, []).append((-found.score, node_id))
-                ranking.fitting += 1
-            else:
-                counts[found] = counts.get(found, 0) + 1
-            looks[node_id] = found
-        elif before != found:
+        if found is not before and found != before:
             _put(ranking, room, found)
-    if is_first:
-        ranking.version += 1
-        for ranked in ranking.groups.values():
-            ranked.sort()
+
+
+def _look_first(ranking: Ranking, demand: Demand, rooms: Sequence[NodeRoom], choose: Choose) -> None:
+    """As ``_look_at``, where no room was looked at before: by what is alike, and sorted once."""
+    known, avoid = ranking.known, demand.avoid
+    alike: dict[object, list[NodeRoom]] = {}
+    for room in rooms:
+        is_alone = known is None or room.node_id in avoid
+        alike.setdefault(room.node_id if is_alone else room.like, []).append(room)
+    for key, group in alike.items():
+        found = _look(ranking, demand, group[0], choose)
+        if known is not None and isinstance(key, Like):
+            known[key] = found
+        ranking.looks.update(dict.fromkeys([room.node_id for room in group], found))
+        if isinstance(found, Fit):
+            ranking.fitting += len(group)
+            cost = -found.score
+            ranking.groups.setdefault(group[0].kind.group, []).extend([(cost, room.node_id) for room in group])
+        else:
+            ranking.counts[found] = ranking.counts.get(found, 0) + len(group)
+    ranking.version += 1
+    for ranked in ranking.groups.values():
+        ranked.sort()
 
 
 def _look(ranking: Ranking, demand: Demand, room: NodeRoom, choose: Choose) -> Fit | Out:
