@@ -100,11 +100,16 @@ def placement(  # noqa: PLR0917  one argument an option, as click gives them
 
 def _scale_lines(curves: Mapping[str, Any]) -> list[str]:
     """The curves as a table."""
-    lines = ["     nodes   p50 us   p99 us   decisions/s (the kernel, from an empty fleet to one that is full)"]
-    lines += [
-        f"{row['nodes']:>10}{row['decision_us_p50']:>9}{row['decision_us_p99']:>9}{row['decisions_per_s']:>14,.0f}"
-        for row in curves["by_nodes"]
-    ]
+    lines = []
+    for curve, what in (
+        ("by_nodes", "the kernel, from an empty fleet to one that is full"),
+        ("by_nodes_of_service", "the service, one job a round"),
+    ):
+        lines.append(f"     nodes   p50 us   p99 us   decisions/s ({what})")
+        lines += [
+            f"{row['nodes']:>10}{row['decision_us_p50']:>9}{row['decision_us_p99']:>9}{row['decisions_per_s']:>14,.0f}"
+            for row in curves[curve]
+        ]
     lines.append("   waiting   p50 us   p99 us   (a round of the service in which one run ended and one job came)")
     lines += [
         f"{row['waiting']:>10}{row['decision_us_p50']:>9}{row['decision_us_p99']:>9}" for row in curves["by_waiting"]

@@ -292,24 +292,40 @@ def scale(
     trace: Trace, *, policy: str, fleets: Sequence[int] = (1213, 2426, 4852, 8000), rounds: int = 60
 ) -> dict[str, object]:
     """What a decision costs as the fleet grows, and what a round costs as jobs wait: CPU time of one core, in us."""
-    by_nodes = []
+    by_nodes, by_nodes_of_pool = [], []
     for count in fleets:
-        nodes = [
-            node._replace(name=f"{node.name}-{copy}")
-            for copy in range(-(-count // len(trace.nodes)))
-            for node in trace.nodes
-        ][:count]
-        copies = -(-count // len(trace.nodes))
-        # As many more tasks as nodes, so that each fleet is filled the same way.
-        tasks = [(f"{name}-{copy}", shape) for copy in range(copies) for name, shape in trace.tasks]
-        grown = Trace(nodes, tasks)
+        grown = _grown(trace, count)
         times = sorted(run_seed(grown, grown.mix(), policy, 42, learn=True).decision_ns)
         by_nodes.append({"nodes": count, "decisions": len(times), **_micros(times)})
+        times = sorted(_one_by_one(grown, policy, 20 * rounds))
+        by_nodes_of_pool.append({"nodes": count, "decisions": len(times), **_micros(times)})
     by_waiting = []
     for waiting in (0, 1_000, 10_000, 50_000):
         times = sorted(_rounds(trace, policy, waiting, rounds))
         by_waiting.append({"waiting": waiting, "rounds": len(times), **_micros(times)})
-    return {"policy": policy, "by_nodes": by_nodes, "by_waiting": by_waiting}
+    return {
+        "policy": policy,
+        "by_nodes": by_nodes,
+        "by_nodes_of_service": by_nodes_of_pool,
+        "by_waiting": by_waiting,
+    }
+
+
+def _grown(trace: Trace, count: int) -> Trace:
+    """The trace on a fleet of so many nodes, with as many more tasks, so that each fleet is filled the same way."""
+    copies = range(-(-count // len(trace.nodes)))
+    nodes = [node._replace(name=f"{node.name}-{copy}") for copy in copies for node in trace.nodes][:count]
+    return Trace(nodes, [(f"{name}-{copy}", shape) for copy in copies for name, shape in trace.tasks])
+
+
+def _one_by_one(trace: Trace, policy: str, decisions: int) -> list[int]:
+    """Times of the service's decisions on single tasks, once as many were placed."""
+    pool = _Pool(trace, policy, 42)
+    for number, shape in zip(range(2 * decisions), arrivals(trace, 42), strict=False):
+        if number == decisions:
+            pool.decision_ns.clear()
+        pool.offer(number, Task(shape, shape.device_milli))
+    return pool.decision_ns
 
 
 def _rounds(trace: Trace, policy: str, waiting: int, rounds: int) -> list[int]:

@@ -6,6 +6,7 @@ a policy said of nodes that have not changed since; with an empty memo every dec
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
@@ -276,9 +277,13 @@ def order_in(state: State, queue: QueueId) -> QueueOrder:
 
 def pool_order(state: State) -> QueueOrder:
     """The order of queues that neither say theirs nor have a policy that brings one."""
-    named = orders.order_of_policy(state.settings.policy)
-    asked = state.settings.order
-    return named or (QueueOrder(asked) if asked in set(QueueOrder) else QueueOrder.CLASSES)
+    return _pool_order(state.settings.policy, state.settings.order)
+
+
+@lru_cache(maxsize=64)
+def _pool_order(policy: str, order: str) -> QueueOrder:
+    named = orders.order_of_policy(policy)
+    return named or (QueueOrder(order) if order in set(QueueOrder) else QueueOrder.CLASSES)
 
 
 def has_market(state: State) -> bool:
