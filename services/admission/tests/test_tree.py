@@ -185,8 +185,8 @@ def test_a_guarantee_that_the_pool_cannot_hold_is_told_with_both_numbers() -> No
     fact = answer(history, wish)
     assert isinstance(fact, ev.QueueUpserted)
     assert (
-        fact.note
-        == "More is guaranteed than there is on 1 nodes: guaranteed_compute_milli comes to 9000 and the pool has 8000."
+        fact.note == "More is guaranteed than there is on 1 node(s): "
+        "guaranteed_compute_milli comes to 9000 and the pool has 8000."
     )
     history.settle()
     assert answer(history, msgspec.structs.replace(wish, guaranteed_compute_milli=4000)).note == ""

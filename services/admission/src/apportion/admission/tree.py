@@ -136,7 +136,7 @@ def note(pool: Pool, wish: ev.QueueUpsertRequested) -> str:
     ]
     if not beyond:
         return ""
-    return f"More is guaranteed than there is on {len(nodes)} nodes: {'; '.join(beyond)}."
+    return f"More is guaranteed than there is on {len(nodes)} node(s): {'; '.join(beyond)}."
 
 
 def _field(kind: str, name: str) -> str:
