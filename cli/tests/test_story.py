@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from apportion.cli.story import sentence, story_lines, told
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Pending, RunCause, StopCause
+from apportion.contracts.causes import FaultEnd, FaultKind, Pending, RunCause, StopCause
 from apportion.contracts.codec import encode_body
 from apportion.contracts.ids import JobId, NodeId, RunId
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_placement
@@ -105,6 +105,50 @@ def row(event: ev.Event, ordinal: int = 1, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_fact_in_words(event: ev.Event, expected: str) -> None:
+    assert sentence(row(event)) == expected
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (
+            ev.FaultInjected(
+                fault_id="fault-1",
+                kind=FaultKind.NODE_PARTITION,
+                target="node-1",
+                for_s=30,
+                until_at=1,
+                actor="user:eve",
+                reason="drill",
+                answers=1,
+            ),
+            "meanwhile: node-partition node-1 was broken on purpose for 30 s, by user:eve (drill)",
+        ),
+        (
+            ev.FaultCleared(fault_id="fault-1", kind=FaultKind.BUS_SLOW, why=FaultEnd.EXPIRED),
+            "meanwhile: bus-slow was mended (Expired)",
+        ),
+        (
+            ev.LeaseClaimed(author="placer", session="s", core="c", follows="r", silent_ms=2_100),
+            "meanwhile: a standby took over as placer after 2.1s of silence",
+        ),
+        (
+            ev.NodeLost(node_id=NODE, silent_ms=3_100, lease_ms=3_000, rule="silence"),
+            "meanwhile: node-1 was given up after 3.1s of silence",
+        ),
+        (
+            ev.ControlPlaneFrozen(silent=3, nodes=4),
+            "meanwhile: nothing was placed or fenced any more: 3 of 4 nodes were silent",
+        ),
+        (
+            ev.NodeDraining(node_id=NODE, actor="user:eve", reason="new fan", deadline_at=1),
+            "meanwhile: node-1 was drained by user:eve (new fan)",
+        ),
+        (ev.NodeRecovered(node_id=NODE, epoch=1, away_ms=2), "meanwhile: node-1 is heard again"),
+    ],
+)
+def test_what_befell_the_pool_meanwhile_in_words(event: ev.Event, expected: str) -> None:
+    """Who looks back at a job sees what was broken around it, and that it was on purpose."""
     assert sentence(row(event)) == expected
 
 

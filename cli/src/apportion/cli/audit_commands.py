@@ -12,6 +12,27 @@ if TYPE_CHECKING:
     from apportion.cli.places import Place
 
 FACTS_MAX: Final = 10_000
+_STORY: Final = """
+WITH own AS (
+    SELECT ordinal, recorded, kind, said_by, actor, cause, run_id, node_id, body FROM v_job_timeline
+    WHERE job_id = {job}
+), around AS (
+    SELECT ordinal, recorded, kind, author AS said_by, actor, cause, run_id, node_id, body FROM v_event
+    WHERE recorded BETWEEN (SELECT min(recorded) FROM own) AND (SELECT max(recorded) FROM own) AND (
+        kind IN ('FaultInjected', 'FaultCleared', 'ControlPlaneFrozen', 'ControlPlaneThawed')
+        OR (kind = 'LeaseClaimed' AND body ->> '$.follows' <> '')
+        OR (
+            kind IN ('NodeSuspected', 'NodeTrusted', 'NodeLost', 'NodeRecovered', 'NodeDraining', 'NodeCordoned',
+                'DeviceHealthChanged')
+            AND node_id IN (SELECT node_id FROM own)
+        )
+    )
+)
+SELECT ordinal, strftime(recorded, '%Y-%m-%d %H:%M:%S.%g') AS at, epoch_ns(recorded) AS recorded_at, kind, said_by,
+    actor, cause, run_id, node_id, body
+FROM (FROM own UNION ALL FROM around) ORDER BY ordinal, run_id
+"""
+"""What was said of a job and its runs, and what befell the pool and the job's nodes meanwhile."""
 
 
 @cli.command()
@@ -21,7 +42,8 @@ FACTS_MAX: Final = 10_000
 def audit(job: str, output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
     """JOB's whole story from the log, in order and in plain words: who asked, who decided, why, and how it ended.
 
-    A job that was refused has a story, too. Each sentence names its row in the log and who said so.
+    What befell its nodes and the pool meanwhile is part of it: faults, takeovers, a node's silence. A job that was
+    refused has a story, too. Each sentence names its row in the log and who said so.
     """
     from apportion.cli.log_commands import freshness_text
     from apportion.cli.story import story_lines
@@ -48,13 +70,7 @@ async def _story(place: "Place", name: str) -> dict[str, Any]:
     from apportion.cli.story import told
 
     job = await job_named(place, name)
-    found = await ask_sql(
-        place,
-        "SELECT ordinal, strftime(recorded, '%Y-%m-%d %H:%M:%S.%g') AS at, epoch_ns(recorded) AS recorded_at, kind, "  # noqa: S608  quoted
-        "said_by, actor, cause, run_id, node_id, body FROM v_job_timeline "
-        f"WHERE job_id = {literal(job)} ORDER BY ordinal, run_id",
-        limit=FACTS_MAX,
-    )
+    found = await ask_sql(place, _STORY.format(job=literal(job)), limit=FACTS_MAX)
     if not found.rows:
         raise CommandFailed(f"nothing was ever said of {job}", code=Exit.NOT_FOUND)
     rows = [{**row, "body": json.loads(row["body"]) if row["body"] else None} for row in found.rows]

@@ -71,6 +71,21 @@ def sentence(row: Row) -> str:
             return f"{_run(row)} ended: {_end(row, body)}"
         case "RunReleased":
             return f"{_run(row)} gave back its slices: nothing of it is left on {row['node_id']}"
+        case (
+            "FaultInjected"
+            | "FaultCleared"
+            | "ControlPlaneFrozen"
+            | "ControlPlaneThawed"
+            | "LeaseClaimed"
+            | "NodeSuspected"
+            | "NodeTrusted"
+            | "NodeLost"
+            | "NodeRecovered"
+            | "NodeDraining"
+            | "NodeCordoned"
+            | "DeviceHealthChanged"
+        ):
+            return f"meanwhile: {_around(row, body)}"
         case "NodeFenced":
             return f"{_run(row)} was lost: node {row['node_id']} was fenced ({body.get('reason', '')})"
         case "JobStopping":
@@ -151,6 +166,39 @@ def _checkpoint(body: Mapping[str, Any]) -> str:
     step = f" at step {body['step']}" if body.get("step") is not None else ""
     where = f" to {body['uri']}" if body.get("uri") else ""
     return f"has checkpointed{step}{where}, in {_ms(body.get('duration_ms'))}"
+
+
+def _around(row: Row, body: Mapping[str, Any]) -> str:
+    """What befell the pool, or a node of the job's."""
+    node = row["node_id"]
+    silent = f" after {_ms(body.get('silent_ms'))} of silence"
+    match row["kind"]:
+        case "FaultInjected":
+            what = f"{body.get('kind')} {body.get('target', '')}".rstrip()
+            return f"{what} was broken on purpose for {body.get('for_s')} s, by {row['actor']}{_reason(body)}"
+        case "FaultCleared":
+            what = f"{body.get('kind')} {body.get('target', '')}".rstrip()
+            return f"{what} was mended ({body.get('why')})"
+        case "ControlPlaneFrozen":
+            return (
+                f"nothing was placed or fenced any more: {body.get('silent')} of {body.get('nodes')} nodes were silent"
+            )
+        case "ControlPlaneThawed":
+            return f"the pool was decided for again, after {_ms(body.get('frozen_ms'))}"
+        case "LeaseClaimed":
+            return f"a standby took over as {body.get('author')}{silent}"
+        case "NodeSuspected":
+            return f"nothing new was placed on {node}{silent}"
+        case "NodeLost":
+            return f"{node} was given up{silent}"
+        case "DeviceHealthChanged":
+            change = f"{body.get('before')} to {body.get('after')}"
+            return f"device {body.get('device_uuid')} of {node} went from {change} ({body.get('code')})"
+        case "NodeDraining" | "NodeCordoned":
+            verb = "drained" if row["kind"] == "NodeDraining" else "cordoned"
+            return f"{node} was {verb} by {row['actor']}{_reason(body)}"
+        case _:
+            return f"{node} is heard again"
 
 
 def _run(row: Row) -> str:
