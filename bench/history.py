@@ -21,7 +21,7 @@ from apportion.contracts.causes import Pending, RunCause
 from apportion.contracts.envelope import Basis
 from apportion.contracts.ids import JobId, NodeId, run_id
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement, a_queue
-from apportion.monitor.history import History
+from apportion.monitor.history import FOLD_EVERY, History
 from apportion.monitor.log import EventLog
 from apportion.monitor.testing import Recorded, Tape
 
@@ -87,22 +87,41 @@ def measured(path: Path, seeks: int = 40) -> dict[str, Any]:
         began, cpu = time.perf_counter(), time.process_time()
         last = history.at_seq(history.last_seq)
         fold_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    with (
+        tempfile.TemporaryDirectory(prefix="apportion-folds-") as folder,
+        History.open(path, folds=Path(folder)) as history,
+    ):
+        few = min(last.seq, FOLD_EVERY - 1)  # as many as are folded between two that are kept
+        cpu = time.process_time()
+        for _ in range(10):
+            history.at_seq(few)
+        between_s = (time.process_time() - cpu) / 10
     chance = random.Random(1)
     took: list[float] = []
+    took_cpu: list[float] = []
     for _ in range(seeks):
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         with History.open(path) as history:  # as a command does it: the file is opened anew
             history.at_seq(chance.randrange(1, last.seq))
         took.append((time.perf_counter() - began) * 1e3)
+        took_cpu.append((time.process_time() - cpu) * 1e3)
     took.sort()
+    took_cpu.sort()
     return {
         "facts": last.seq,
         "folds_mib": round(sum(f.stat().st_size for f in path.with_suffix(".folds").rglob("*.fold")) / 2**20, 1),
         "fold_and_snapshot_s": round(fold_s, 2),
         "folded_per_s": round(last.seq / fold_s),
-        "folded_per_cpu_s": round(last.seq / cpu_s),
-        "seek_ms": {"p50": round(took[seeks // 2]), "p95": round(took[seeks * 95 // 100]), "max": round(took[-1])},
+        "folded_and_kept_per_cpu_s": round(last.seq / cpu_s),
+        "folded_per_cpu_s": round(few / between_s),
+        "seek_ms": _spread(took),
+        "seek_cpu_ms": _spread(took_cpu),
     }
+
+
+def _spread(took: list[float]) -> dict[str, int]:
+    count = len(took)
+    return {"p50": round(took[count // 2]), "p95": round(took[count * 95 // 100]), "max": round(took[-1])}
 
 
 def main() -> None:
