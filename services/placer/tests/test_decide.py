@@ -417,10 +417,10 @@ def test_runs_of_a_suspended_job_are_told_to_stand_still_and_then_to_go_on() -> 
     (order,) = settled(state)
     assert isinstance(order, ev.RunActionOrdered)
     assert (order.action, order.actor, order.reason) == (RunAction.SUSPEND, "tenant:acme", "a demo")
-    also_told(state, ev.JobResumed(job_id=JobId("acme/train-7"), actor="tenant:acme", answers=3))
+    also_told(state, ev.JobResumed(job_id=JobId("acme/train-7"), actor="operator", reason="over", answers=3))
     (order,) = settled(state)
     assert isinstance(order, ev.RunActionOrdered)
-    assert order.action is RunAction.RESUME
+    assert (order.action, order.actor, order.reason) == (RunAction.RESUME, "operator", "over")
 
 
 def test_runs_are_told_to_checkpoint_once_and_before_they_are_stopped() -> None:

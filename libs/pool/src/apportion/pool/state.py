@@ -204,6 +204,8 @@ class JobView(Struct):
     """Set while the job may not be placed; runs that it has, run on."""
     suspend: ev.JobSuspended | None = None
     """Set while its runs are to stand still, those of later attempts too."""
+    resumed: ev.JobResumed | None = None
+    """Who last had it go on, and why."""
     checkpoint: ev.JobCheckpointing | None = None
     """The newest wish that its runs checkpoint."""
     checkpoint_seq: int = 0
@@ -335,6 +337,7 @@ def evolve(pool: Pool, entry: Entry) -> Pool:
         case ev.JobResumed():
             if (job := pool.jobs.get(event.job_id)) is not None:
                 job.suspend = None
+                job.resumed = event
                 job.last_event = entry.event_id if job.state is JobState.RUNNING else job.last_event
         case ev.JobCheckpointing():
             if (job := pool.jobs.get(event.job_id)) is not None and job.attempt == event.attempt:

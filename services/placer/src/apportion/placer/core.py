@@ -184,7 +184,13 @@ def _actions(state: State) -> list[ev.Fact]:
         job = pool.jobs[run.job_id]
         action = action_due(job, run)
         assert action is not None
-        why = job.checkpoint if action is RunAction.CHECKPOINT else job.suspend
+        match action:
+            case RunAction.SUSPEND:
+                why: ev.JobSuspended | ev.JobResumed | ev.JobCheckpointing | None = job.suspend
+            case RunAction.RESUME:
+                why = job.resumed
+            case RunAction.CHECKPOINT:
+                why = job.checkpoint
         asked.append(
             ev.RunActionOrdered(
                 caused_by=job.last_event,
