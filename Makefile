@@ -6,6 +6,7 @@
 #   make sim [SEED=7] [EVENTS=N]   one simulated run; the same seed is the same run
 #   make sim-live [SEED=7]         the services' own asyncio code on virtual time, by a server and a network made for it
 #   make chaos [ROUNDS=200]        random faults on a real pool, and whether everything held that must
+#   make scenarios                 each of examples/scenarios on a real pool, judged; a bus outage of a minute is one
 #   make e2e                       the whole stack, driven through the command
 #   make isolation                 the isolation tests in every mode, each with its negative control
 #   make kills [ROUNDS=200]        kill -9 of the log's writer under load: no row lost, doubled or out of its place
@@ -38,7 +39,7 @@ RUNS ?= 1000000
 TORTURE_EVENTS ?= 5000000
 COVERAGE ?=
 
-.PHONY: help venv demo test check format docs sim sim-live chaos e2e isolation torture kills soak cluster fuzz bench lock audit clean
+.PHONY: help venv demo test check format docs sim sim-live chaos scenarios e2e isolation torture kills soak cluster fuzz bench lock audit clean
 
 help:
 	@sed -n 's/^#   make/  make/p' Makefile
@@ -110,6 +111,11 @@ sim-live: $(VENV)/.dev-ready
 
 chaos: $(VENV)/.runtime-ready
 	@$(BIN)/python -m bench.chaos --seed $(SEED) --rounds $(if $(filter command line,$(origin ROUNDS)),$(ROUNDS),200) $(ARGS)
+
+scenarios: $(VENV)/.runtime-ready
+	@failed=0; for file in examples/scenarios/*.toml; do \
+	  $(BIN)/apportion scenario run $$file $(ARGS) || failed=1; \
+	done; exit $$failed
 
 e2e: $(VENV)/.dev-ready
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
