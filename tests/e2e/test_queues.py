@@ -103,13 +103,14 @@ def test_what_a_queue_lends_comes_back_and_no_limit_is_passed(pool: Pool) -> Non
     # Serve borrows what train leaves idle.
     for name in ("lent-1", "lent-2"):
         assert _submit(pool, name, "serve", "started")["outcome"] == "started"
-    serve = _queue(pool, "serve")
-    assert (serve["held_compute_milli"], serve["borrowed_compute_milli"]) == (2000, 2000)
+    # The command heard it from the bus, and the log follows.
+    _until("serve holds both devices", lambda: _holds(pool, "serve") == 2000)
+    assert _queue(pool, "serve")["borrowed_compute_milli"] == 2000
 
     # Train wants its guarantee: the newer borrower goes, and says why.
     assert _submit(pool, "owed", "train", "started")["outcome"] == "started"
     _until("one borrower waits again", lambda: _holds(pool, "serve") == 1000)
-    assert _holds(pool, "train") == 1000
+    _until("train holds what is guaranteed to it", lambda: _holds(pool, "train") == 1000)
     story = pool.run("audit", "default/lent-2").stdout
     assert "queue train takes back what is guaranteed to it, and the victims' borrowed it" in story
     why = pool.run("why", "default/lent-2").stdout
