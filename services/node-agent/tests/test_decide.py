@@ -676,6 +676,22 @@ def test_a_run_that_may_go_on_elsewhere_is_told_to_checkpoint_before_it_is_stopp
     assert [type(fact) for fact in node.say()] == [RunCheckpointed, RunFinished] if is_told else [RunFinished]
 
 
+@pytest.mark.parametrize("keeps_snapshot", [True, False])
+def test_a_stop_that_another_agent_repeats_asks_for_no_second_checkpoint(keeps_snapshot: bool) -> None:
+    """The order's answer is on record; what is left to do is to stop it."""
+    node = a_running_node(checkpoint=PLAN)
+    node.fold(RunStopOrdered(run_id=RUN, node_id=NODE, cause=StopCause.PREEMPTED, grace_s=30, actor="operator"))
+    (stop,) = node.do()
+    assert isinstance(stop, StopRun)
+    assert stop.checkpoint is not None
+    order = stop.checkpoint.order_id
+    node.see(Checkpointed(run_id=RUN, order_id=order, is_done=True, at=NOON, duration_ms=9))
+    assert [type(fact) for fact in node.say()] == [RunCheckpointed]
+    started = ProcessStarted(run_id=RUN, pid=77, started_at=NOON)
+    node.restart("s2", Found(run_id=RUN, started=started), keeps_snapshot=keeps_snapshot)
+    assert node.do() == [StopRun(run_id=RUN, grace_s=30)]
+
+
 def test_that_a_device_wants_a_reboot_is_stated_once_and_anew_only_after_one() -> None:
     """Also where its health was stated as failed before."""
     node = a_node_at_work()

@@ -318,6 +318,8 @@ class Doom(Struct, frozen=True, kw_only=True):
     since_at: int = 0
     """When the order was recorded; 0 where no order but an observation led to it."""
     detail: str = ""
+    is_checkpointed: bool = False
+    """The order's checkpoint has its answer on record: another agent, which stops it anew, doesn't ask again."""
 
 
 class Run(Struct, kw_only=True):
@@ -545,6 +547,8 @@ class AgentCore:
                 run.checkpoints.pop(order, None)
                 if run.checkpoint == order:
                     run.checkpoint = ""
+                if run.doom is not None and run.doom.event_id == order:
+                    run.doom = msgspec.structs.replace(run.doom, is_checkpointed=True)
                 run.last_event = entry.event_id
             case IsolationVerdict(test_id=test_id):
                 # The first one ends it: all of a test's are stated at once.
@@ -985,6 +989,7 @@ def _stop(run: Run, doom: Doom) -> StopRun:
         and doom.cause in CHECKPOINTED
         and doom.grace_s > 0
         and doom.event_id
+        and not doom.is_checkpointed
         and run.stop_grace_s is None
     ):
         checkpoint = CheckpointRun(run_id=run.order.run_id, order_id=doom.event_id, plan=plan)
