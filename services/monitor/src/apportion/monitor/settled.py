@@ -100,7 +100,7 @@ def settle(connection: Connection, views: Mapping[str, str], *, digest: str, las
         while taken < last:
             upto = min(last, taken + CHUNK)
             _take(connection, taken, upto)
-            _close(connection, views, upto)
+            _close(connection, views, upto, columns)
             taken = upto
         _note(connection, "settled", last)
     _note(connection, "taken", last)
@@ -141,7 +141,7 @@ def _take(connection: Connection, after: int, last: int) -> None:
     )
 
 
-def _close(connection: Connection, views: Mapping[str, str], last: int) -> None:
+def _close(connection: Connection, views: Mapping[str, str], last: int, columns: str) -> None:
     """Keep the rows of jobs that are over and of moments that are past, and let the events of those jobs go."""
     for name, text in _over("open", "SELECT * FROM replica.open_events", ("v_run", *MOMENTS), views):
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
@@ -164,6 +164,12 @@ def _close(connection: Connection, views: Mapping[str, str], last: int) -> None:
             connection.execute(f"INSERT INTO replica.kept_{view} SELECT * FROM {name}_rows")
             text = f"SELECT * FROM {name}_rows"  # noqa: PLW2901
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {text}")
-    connection.execute("DELETE FROM replica.open_events WHERE job_id IN (SELECT job_id FROM closing)")
+    # Written anew, not deleted from: what is deleted in the transaction that wrote it is scanned for ever.
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE remaining AS SELECT * EXCLUDE (recorded) FROM replica.open_events "
+        "WHERE job_id IS NULL OR job_id NOT IN (SELECT job_id FROM closing)"
+    )
+    connection.execute(f"CREATE OR REPLACE TABLE replica.open_events({columns})")
+    connection.execute("INSERT INTO replica.open_events BY NAME SELECT * FROM remaining ORDER BY ordinal")
     facts = f"SELECT coalesce(max(stream_seq), 0) FROM replica.events WHERE stream = 'facts' AND ordinal <= {last}"
     _note(connection, "settled_facts", connection.execute(facts).fetchall()[0][0])
