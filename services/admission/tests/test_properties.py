@@ -270,6 +270,9 @@ def answered_wishes(entries: list[Entry]) -> Counter[int]:
         ev.JobReleased,
         ev.JobReprioritized,
         ev.JobResized,
+        ev.JobSuspended,
+        ev.JobResumed,
+        ev.JobCheckpointing,
         ev.JobStopping,
         ev.JobCancelled,
     )

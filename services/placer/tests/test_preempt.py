@@ -169,7 +169,7 @@ def test_a_gang_that_comes_first_gets_room_on_several_nodes() -> None:
 
 def test_protected_time_is_kept_and_then_ends_by_itself() -> None:
     """Whoever asked for a minimum has it; the placer wakes when it is over."""
-    pool = Pool(a_node("node-1", devices=1))
+    pool = Pool(a_node("node-1", devices=1), reserve_after_s=-1)
     pool.runs("busy", **(SPOT | {"min_runtime_s": 100}))
     pool.tell(a_job("urgent", **ONLINE))
     assert not [fact for fact in pool.decide() if isinstance(fact, ev.PreemptionDecided)]
@@ -246,7 +246,8 @@ def test_what_was_kept_in_vain_is_given_up() -> None:
 
 def test_the_rate_is_bounded_and_time_lifts_it() -> None:
     """However many are urgent, only so many are stopped within a minute."""
-    pool = Pool(*(a_node(f"node-{number}", devices=1) for number in range(3)), preempt_per_minute=2)
+    nodes = (a_node(f"node-{number}", devices=1) for number in range(3))
+    pool = Pool(*nodes, preempt_per_minute=2, reserve_after_s=-1)
     for number in range(3):
         pool.runs(f"s{number}", **SPOT)
     for number in range(3):
@@ -255,6 +256,18 @@ def test_the_rate_is_bounded_and_time_lifts_it() -> None:
     assert len(count) == 2
     assert core.wake_at(pool.state, pool.now) == pool.now + 60 * S
     assert names(preemption(pool.after(60).decide()).victims)
+
+
+def test_what_is_kept_for_a_job_is_kept_when_it_is_looked_at_anew() -> None:
+    """Its instant had come, and it is told anew why it waits: that is no reason to forget whom it waits for."""
+    pool = Pool(a_node("node-1", devices=1))
+    pool.runs("spot", **SPOT)
+    pool.tell(a_job("urgent", **(ONLINE | {"not_before_at": NOON + 20 * S})))
+    pool.decide()
+    assert names(preemption(pool.after(30).decide()).victims) == ["spot"]
+    pool.tell(ev.JobReleased(job_id=JobId("acme/urgent"), actor="user:eva", answers=9))
+    pool.decide()
+    assert pool.state.pool.jobs[JobId("acme/urgent")].pending is Pending.WAITING_FOR_PREEMPTION
 
 
 def test_a_set_above_the_budget_is_not_stopped() -> None:

@@ -74,6 +74,24 @@ def test_short_jobs_pass_on_what_is_kept_and_long_ones_do_not() -> None:
     assert pool.decide() == ["short"]
 
 
+def test_the_placer_wakes_when_somebody_has_been_blocked_for_long_enough() -> None:
+    """What is kept is stated then, and not whenever something else has the placer look."""
+    pool = Pool(1)
+    config: dict[str, int | str] = {"reserve_after_s": 30, "preempt_victims_max": 0}
+    pool.tell(ev.LeaseClaimed(author="placer", session="s2", core=core.POLICY, config=config), author=PLACER)
+    pool.tell(a_job("holder", **HALF))
+    pool.decide()
+    pool.tell(a_job("large", **WHOLE))
+    assert pool.decide() == []
+    wakes = core.wake_at(pool.state, pool.now)
+    assert wakes == NOON + 30 * S
+    assert core.decide(pool.state, wakes - 1) == []
+    pool.now = wakes
+    assert [type(fact) for fact in core.decide(pool.state, pool.now)] == [ev.NodesReserved]
+    pool.decide()
+    assert core.wake_at(pool.state, pool.now) is None
+
+
 def test_nobody_passes_where_nobody_knows_when_it_is_needed() -> None:
     """A run without a limit may end at any moment: then what is kept for must be there."""
     pool = Pool(1)

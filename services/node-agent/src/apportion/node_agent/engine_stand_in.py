@@ -61,7 +61,9 @@ def _start(name: str) -> None:
         os.setsid()
         os.chdir(box["work"])
         os.execvpe(box["argv"][0], box["argv"], {"PATH": os.defpath, **box["env"]})  # noqa: S606  it stands for an engine
-    _place(name).with_suffix(".pid").write_text(str(pid))
+    written = _place(name).with_suffix(".new")
+    written.write_text(str(pid))
+    written.rename(written.with_suffix(".pid"))  # whoever sees it reads it whole
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(pid, number))
     while True:
         try:

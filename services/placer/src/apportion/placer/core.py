@@ -21,6 +21,7 @@ from apportion.placer.orders import S
 from apportion.placer.policies import BUILT_IN, PolicyUnknown, policy_id, resolved
 from apportion.placer.prices import price_set
 from apportion.placer.reasons import Reason, changes
+from apportion.placer.reservations import next_due
 from apportion.placer.rounds import FACTS_MAX, Round
 from apportion.placer.state import (
     ENDING,
@@ -35,7 +36,7 @@ from apportion.placer.state import (
 )
 from apportion.pool.state import JobView, Pool, grace_s_of, run_of
 
-RULES: Final = "placer@8"
+RULES: Final = "placer@9"
 """Changes whenever a decision may come out another way for the same facts."""
 
 
@@ -102,13 +103,23 @@ def cannot_decide(state: State) -> str | None:
 
 
 def wake_at(state: State, now: int) -> int | None:
-    """When the next job may start that asked not to start before, or the next may be stopped for others."""
+    """When time alone may change what is decided.
+
+    A job may start that asked not to start before, one may be stopped for others, nodes may be kept for another one.
+    """
     instants = []
     for at, _ in state.delayed:
         if at > now:
             instants.append(at)
             break
-    chances = (next_end(state.pool, now), next_chance(state, now), lowered.next_chance(state, now))
+    # The first of each line is the one that nodes may be kept for.
+    firsts = (state.pool.jobs[group.keys[0][3]] for group in state.groups.values())
+    chances = (
+        next_end(state.pool, now),
+        next_chance(state, now),
+        lowered.next_chance(state, now),
+        next_due(firsts, state.settings.reserve_after_s, now),
+    )
     instants += [chance for chance in chances if chance is not None]
     return min(instants, default=None)
 

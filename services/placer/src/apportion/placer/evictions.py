@@ -23,7 +23,7 @@ from apportion.placer.orders import CLASS_RANK, S
 from apportion.placer.preempt import Plan, Planner, is_evictable, outranks
 from apportion.placer.reclaim import Reclaim, charge_of
 from apportion.placer.rooms import Demand
-from apportion.placer.state import RATE_NS, Claim, Shape, State, leaving_of, order_in
+from apportion.placer.state import RATE_NS, Claim, Shape, State, is_due, leaving_of, order_in, shape_of
 from apportion.pool import quota
 from apportion.pool.state import JobView, grace_s_of, run_of
 
@@ -136,9 +136,9 @@ class Evictions:
         self._fewer: set[JobId] = set()
         """Who was told to go on with fewer replicas."""
         self._left = state.settings.preempt_per_minute - sum(1 for at in state.kept.preempted_at if at > now - RATE_NS)
-        self._claims = {job_id: claim for job_id, claim in state.kept.claims.items() if job_id in state.waiting}
+        self._claims = {job_id: claim for job_id, claim in state.kept.claims.items() if is_due(state, job_id, now)}
         for job_id, claim in sorted(self._claims.items()):
-            self._shapes[job_id] = state.waiting[job_id][0]
+            self._shapes[job_id] = shape_of(state, state.pool.jobs[job_id])
             self._keep(job_id, claim)
         if self._is_guaranteed or state.surplus:
             for job_id in state.leaving:

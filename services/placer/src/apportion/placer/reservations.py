@@ -7,7 +7,7 @@ bounded by the runs that it waits for.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
 from typing import Final, NamedTuple
 
@@ -38,6 +38,21 @@ class Reservation(NamedTuple):
     def admits(self, length_s: int, now: int) -> bool:
         """Whether a run of at most this length, grace included, is gone in time; 0: it may take for ever."""
         return length_s > 0 and self.free_at < NEVER and now + (START_S + length_s + RELEASE_S) * S <= self.free_at
+
+
+def due_at(job: JobView, after_s: int) -> int:
+    """From when on nodes may be kept for the job, once it has been blocked for ``after_s``; NEVER where that is < 0."""
+    if after_s < 0:
+        return NEVER
+    if job.spec.max_wait_s:
+        # It said how long it can wait: half of that is left for what is kept for it to become free.
+        after_s = min(after_s, job.spec.max_wait_s // 2)
+    return max(job.queued_at, job.not_before_at) + after_s * S
+
+
+def next_due(jobs: Iterable[JobView], after_s: int, now: int) -> int | None:
+    """When time alone may have nodes kept for another one of these jobs."""
+    return min((at for job in jobs if now < (at := due_at(job, after_s)) < NEVER), default=None)
 
 
 def length_of(job: JobView) -> int:

@@ -23,7 +23,7 @@ from apportion.placer.policies import policy_id
 from apportion.placer.preempt import Planner, capacity
 from apportion.placer.ranking import DeviceFits, Ranking, follow, follow_round
 from apportion.placer.reservations import NEVER as NO_END
-from apportion.placer.reservations import RELEASE_S, START_S, Board, Kept, Reservation, free_at, kept_of
+from apportion.placer.reservations import RELEASE_S, START_S, Board, Kept, Reservation, due_at, free_at, kept_of
 from apportion.placer.rooms import (
     NEVER,
     Demand,
@@ -746,13 +746,7 @@ class Round:
 
     def _may_reserve(self, job: JobView) -> bool:
         """Whether the job has been blocked for so long that nodes are kept for it."""
-        after = self.state.settings.reserve_after_s
-        if after < 0:
-            return False
-        if job.spec.max_wait_s:
-            # It said how long it can wait: half of that is left for what is kept for it to become free.
-            after = min(after, job.spec.max_wait_s // 2)
-        return self.now - max(job.queued_at, job.not_before_at) >= after * S
+        return self.now >= due_at(job, self.state.settings.reserve_after_s)
 
     def _reserve(self, shape: Shape, job: JobView, block: Block) -> None:
         """Keep nodes for the first job that has been blocked for long (see ``reservations``)."""

@@ -586,6 +586,11 @@ def _refresh_waiting(state: State, job_id: JobId, job: JobView | None) -> None:
     state.waiting[job_id] = (shape, key, job.pending)
 
 
+def is_due(state: State, job_id: JobId, now: int) -> bool:
+    """True for a job that waits for room: in a line, or about to be in one, since its instant has come."""
+    return job_id in state.waiting or ((delay := state.delays.get(job_id)) is not None and delay[0] <= now)
+
+
 def _refresh_holding(state: State, job_id: JobId, job: JobView | None) -> None:
     if (before := state.holds.pop(job_id, None)) is not None:
         queue, key = before
