@@ -31,7 +31,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCKED ?= 1
 # Which Python to make the environment with; the first one that is new enough where it is not said.
 PYTHON ?=
-JOBS ?= 2
+# More than cores: tests with real processes wait for most of their time.
+JOBS ?= 3
 SEED ?= 1
 EVENTS ?= 200000
 ROUNDS ?= 1000
