@@ -20,7 +20,7 @@ from tests.simulation import checkers
 from tests.simulation.run import RunBroken, corpus, options_of, run
 from tests.simulation.world import Actor, MemoryBus, Options
 
-CHUNKS = 4
+CHUNKS = 8
 EVENTS = int(os.environ.get("SIM_EVENTS", "200000"))
 """CI, which has ten minutes on machines that may be slow, asks for fewer."""
 
