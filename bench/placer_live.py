@@ -20,42 +20,20 @@ from typing import Any
 
 import structlog
 
-from apportion.contracts import events as ev
-from apportion.contracts.codec import encode_fact
 from apportion.contracts.envelope import Stream
-from apportion.contracts.ids import ADMISSION, Author, PoolId, agent_author
+from apportion.contracts.ids import ADMISSION, PoolId, agent_author
 from apportion.contracts.testing import a_queue
 from apportion.placer import bench_openb
 from apportion.placer.bench_pool import registered
 from apportion.runtime.embedded import EmbeddedServer
-from apportion.runtime.stream import Bus, Lease
+from apportion.runtime.stream import Bus
 from bench.admission_rate import cpu_s
 from bench.placer_rounds import QUEUE, admitted
+from tests.speaker import Speaker
 
 POOL = PoolId("main")
 BATCH = 500
 """Admissions that travel together."""
-
-
-class Speaker:
-    """Another author, whose facts the placer reads."""
-
-    def __init__(self, bus: Bus, author: Author) -> None:
-        self._bus = bus
-        self._author = author
-        self._lease: Lease | None = None
-        self._count = 0
-
-    async def state(self, *facts: ev.Fact) -> None:
-        """Publish the facts as one batch."""
-        if self._lease is None:
-            claim = ev.LeaseClaimed(author=self._author, session="bench", core="bench@1#0")
-            self._lease = await self._bus.claim(self._author, self._message(claim))
-        await self._bus.publish_fenced(self._lease, [self._message(fact) for fact in facts])
-
-    def _message(self, fact: ev.Fact) -> Any:
-        self._count += 1
-        return encode_fact(POOL, self._author, fact, event_id=f"{self._author}.{self._count}")
 
 
 async def instants(bus: Bus, after: int, name: str, count: int) -> list[int]:

@@ -155,7 +155,7 @@ def test_a_pool_goes_on_from_its_log_alone(backup: Path, tmp_path: Path, capsys:
     data_dir = tmp_path / "new"
     source = Path(shutil.copyfile(backup, tmp_path / "sealed.duckdb"))
     with EventLog.open(source) as log:
-        made = segments.seal(log, NOON + 9 * DAY, Signer(bytes(32)).sign_manifest)
+        made = segments.seal(log, NOON + 9 * DAY, Signer(bytes(32)).sign)
         assert [one.day for one in made] == ["2026-09-01", "2026-09-02"]
     assert outcome(["restore", str(source), "--data-dir", str(data_dir), "-o", "json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out)["streams"] == {"wishes": 4, "facts": 10}

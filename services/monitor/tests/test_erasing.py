@@ -113,7 +113,7 @@ async def _erased(path: Path, *, is_sealed: bool) -> None:
         async with replicas.newest() as copy:
             assert SECRET in copy.path.read_bytes()
         if is_sealed:
-            assert len(segments.seal(log, NOON + 5 * DAY, OURS.sign_manifest)) == 1
+            assert len(segments.seal(log, NOON + 5 * DAY, OURS.sign)) == 1
         await kept(log, [order(tape, rows[0]), order(tape, rows[2]), tape.fact(a_node("node-2"))])
         assert log.generation == 2
         async with replicas.newest(fresh_s=60) as copy:

@@ -63,11 +63,11 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     sealed.parent.mkdir()
     shutil.copyfile(unsealed, sealed)
     with EventLog.open(sealed) as log:
-        made = segments.seal(log, NOON + 9 * DAY, OURS.sign_manifest)
+        made = segments.seal(log, NOON + 9 * DAY, OURS.sign)
         assert [(one.day, one.first_ordinal, one.last_ordinal) for one in made] == [
             ("2026-09-01", 1, 4), ("2026-09-02", 5, 8), ("2026-09-03", 9, 12),
         ]  # fmt: skip
-        assert segments.seal(log, NOON + 9 * DAY, OURS.sign_manifest) == (), "the newest row's day stays"
+        assert segments.seal(log, NOON + 9 * DAY, OURS.sign) == (), "the newest row's day stays"
     return unsealed, sealed
 
 
@@ -132,7 +132,7 @@ def test_a_copy_that_was_made_before_goes_on_after(tmp_path: Path) -> None:
         log.copy_into(tmp_path / "copy.duckdb")
         log.append(rows[6:])
         sign(log)
-        segments.seal(log, NOON + 9 * DAY, OURS.sign_manifest)
+        segments.seal(log, NOON + 9 * DAY, OURS.sign)
         log.copy_into(tmp_path / "copy.duckdb")
     assert verify(tmp_path / "copy.duckdb", public_key=OURS.public_key).rows == 16
 
@@ -141,11 +141,11 @@ def test_what_is_not_signed_or_not_over_is_not_sealed(tmp_path: Path) -> None:
     """Whole days alone, up to the one that was asked for."""
     with EventLog.open(tmp_path / "log.duckdb") as log:
         log.append(list(four_days(Tape())))
-        assert segments.seal(log, NOON + 9 * DAY, OURS.sign_manifest) == ()
+        assert segments.seal(log, NOON + 9 * DAY, OURS.sign) == ()
         sign(log)
-        made = segments.seal(log, NOON + DAY, OURS.sign_manifest)
+        made = segments.seal(log, NOON + DAY, OURS.sign)
         assert [one.day for one in made] == ["2026-09-01"]
-        made = segments.seal(log, NOON + 9 * DAY, OURS.sign_manifest)
+        made = segments.seal(log, NOON + 9 * DAY, OURS.sign)
         assert [one.day for one in made] == ["2026-09-02", "2026-09-03"]
         assert made[0].prev_hash == segments.read(tmp_path / "log.sealed").segments[0].last_hash
     assert verify(tmp_path / "log.duckdb", public_key=OURS.public_key).rows == 16
@@ -156,12 +156,12 @@ def test_a_death_between_writing_and_letting_go_changes_nothing(logs: tuple[Path
     path = tmp_path / "log.duckdb"
     shutil.copyfile(logs[0], path)
     with EventLog.open(path) as log:
-        assert segments.prepare(log, NOON + 9 * DAY, OURS.sign_manifest) is not None
+        assert segments.prepare(log, NOON + 9 * DAY, OURS.sign) is not None
     assert verify(path, public_key=OURS.public_key) == verify(logs[0], public_key=OURS.public_key)
     (tmp_path / "log.sealed" / "2026-09-02.000000000005.parquet").write_bytes(b"half of it")
     assert verify(path, public_key=OURS.public_key).ok
     with EventLog.open(path) as log:
-        assert len(segments.seal(log, NOON + 9 * DAY, OURS.sign_manifest)) == 3
+        assert len(segments.seal(log, NOON + 9 * DAY, OURS.sign)) == 3
     assert verify(path, public_key=OURS.public_key).rows == 16
 
 
@@ -231,9 +231,9 @@ def test_a_segment_that_is_gone_and_a_manifest_of_another_key_show(sealed: Path)
     assert first_bad(sealed) == (5, "row 1 is missing")
     manifest.write(folder, msgspec.structs.replace(held, rows=11))
     assert "its signature doesn't fit" in first_bad(sealed)[1]
-    manifest.write(folder, THEIRS.sign_manifest(held))
+    manifest.write(folder, THEIRS.sign(held))
     assert "another key" in first_bad(sealed)[1]
-    manifest.write(folder, OURS.sign_manifest(msgspec.structs.replace(held, segments=held.segments[:2])))
+    manifest.write(folder, OURS.sign(msgspec.structs.replace(held, segments=held.segments[:2])))
     assert first_bad(sealed) == (13, "row 9 is missing")
     (folder / manifest.NAME).unlink()
     assert "can't be read" in first_bad(sealed)[1]

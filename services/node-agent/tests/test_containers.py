@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from apportion.contracts.ids import NodeId, RunId
-from apportion.node_agent import engine_stand_in
 from apportion.node_agent.containers import (
     Box,
     ContainerRefused,
@@ -22,6 +21,7 @@ from apportion.node_agent.containers import (
     start_line,
 )
 from apportion.node_agent.host_limits import Limits
+from tests import engine_stand_in
 
 NODE, RUN = NodeId("node-1"), RunId("acme/train/0/1")
 DOCKER = Engine(name="docker", path="/usr/bin/docker", version="28.2.2")

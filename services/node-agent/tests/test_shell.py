@@ -34,7 +34,7 @@ from apportion.contracts.events import (
 )
 from apportion.contracts.ids import NodeId, RunId, agent_author
 from apportion.contracts.testing import a_placement, as_fact
-from apportion.node_agent import canaries, engine_stand_in
+from apportion.node_agent import canaries
 from apportion.node_agent.containers import Containers, probe
 from apportion.node_agent.core import AgentCore, DeviceHealthSeen, InventoryChanged, Observation
 from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
@@ -51,6 +51,7 @@ from apportion.node_agent.shell import Shell, session_leaders
 from apportion.node_agent.simgpu import workload
 from apportion.node_agent.simgpu.client import SOCKET_VARIABLE
 from apportion.node_agent.simnode import SimulatedNode
+from tests import engine_stand_in
 
 pytestmark = pytest.mark.integration
 

@@ -15,39 +15,20 @@ import pytest
 from apportion.contracts import events as ev
 from apportion.contracts import subjects
 from apportion.contracts.causes import Pending
-from apportion.contracts.codec import Message, decode_fact, encode_fact
+from apportion.contracts.codec import decode_fact
 from apportion.contracts.envelope import Entry, Stream
-from apportion.contracts.ids import ADMISSION, PLACER, Author, JobId, NodeId, PoolId, agent_author
+from apportion.contracts.ids import ADMISSION, PLACER, JobId, NodeId, PoolId, agent_author
 from apportion.contracts.testing import a_job, a_node, a_queue, a_spec
 from apportion.placer import core
 from apportion.placer.__main__ import main
 from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.health import probe
-from apportion.runtime.stream import Bus, Lease
+from apportion.runtime.stream import Bus
+from tests.speaker import Speaker
 
 pytestmark = pytest.mark.integration
 
 POOL = PoolId("main")
-
-
-class Other:
-    """Another author, whose facts the placer reads."""
-
-    def __init__(self, bus: Bus, author: Author) -> None:
-        self._bus = bus
-        self._author = author
-        self._lease: Lease | None = None
-        self._count = 0
-
-    async def state(self, *facts: ev.Fact) -> None:
-        if self._lease is None:
-            claim = ev.LeaseClaimed(author=self._author, session="test", core="test@1#0")
-            self._lease = await self._bus.claim(self._author, self._message(claim))
-        await self._bus.publish_fenced(self._lease, [self._message(fact) for fact in facts])
-
-    def _message(self, fact: ev.Fact) -> Message:
-        self._count += 1
-        return encode_fact(POOL, self._author, fact, event_id=f"{self._author}.{self._count}")
 
 
 class Service:
@@ -104,7 +85,7 @@ async def placer_facts(bus: Bus, count: int) -> list[Entry]:
 
 async def test_jobs_are_placed_and_a_killed_placer_places_none_twice(bus: Bus, service: Service) -> None:
     """What it decided is on the stream; nothing else is needed to go on."""
-    admission, agent = Other(bus, ADMISSION), Other(bus, agent_author(NodeId("node-1")))
+    admission, agent = Speaker(bus, ADMISSION), Speaker(bus, agent_author(NodeId("node-1")))
     await admission.state(a_queue(), a_job("job-0"))
     await agent.state(a_node(devices=8))
     await service.start("--reserve-after-s", "7")
@@ -171,7 +152,7 @@ async def claim_of(bus: Bus, number: int) -> ev.LeaseClaimed:
 async def test_a_standby_places_while_the_first_is_paused_and_the_first_then_ends(bus: Bus, tmp_path: Path) -> None:
     """What the paused one believes when it wakes is stored by nobody; a killed one is followed just so."""
     one, other = Service(bus.url, tmp_path / "one"), Service(bus.url, tmp_path / "other")
-    admission, agent = Other(bus, ADMISSION), Other(bus, agent_author(NodeId("node-1")))
+    admission, agent = Speaker(bus, ADMISSION), Speaker(bus, agent_author(NodeId("node-1")))
     await admission.state(a_queue(), a_job("job-0"))
     await agent.state(a_node(devices=8))
     try:

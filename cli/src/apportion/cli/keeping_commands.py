@@ -45,7 +45,7 @@ def log_seal(*, before: str | None, **options: Any) -> int:
     if not path.exists():
         raise CommandFailed(f"expected an event log at {path}, found none", code=Exit.NOT_FOUND)
     with EventLog.open(path) as log:
-        made = seal(log, min(before_at, now), signer_at(key_path(place.data_dir)).sign_manifest)
+        made = seal(log, min(before_at, now), signer_at(key_path(place.data_dir)).sign)
     print_rows(_shown(made), kind="segments", output=options["output"], columns=_COLUMNS, name="file")
     if options["output"] in {"table", "wide"}:
         say(f"{len(made)} days sealed" if made else "nothing to seal: no whole day before the newest row is signed")

@@ -668,14 +668,7 @@ class _Round:
             self._refuse(asked, _not_in_state(job, "a job that is held", "which nobody holds"))
             return
         if job.held_by is Holder.OPERATOR and not ev.is_operator(asked.tenant):
-            refused = Refused(
-                code=Refusal.NOT_PERMITTED,
-                field="job_id",
-                expected="the pool's operator, who holds the job",
-                found=f"tenant {bounded(asked.tenant)}",
-                hint="Ask the pool's operator to release it.",
-            )
-            self._refuse(asked, refused)
+            self._refuse(asked, _not_permitted(asked, "holds", "release"))
             return
         self._changed[job.job_id] = replace(job, held_by=None)
         self.facts.append(
@@ -759,14 +752,7 @@ class _Round:
             self._refuse(asked, refused)
             return
         if job.stilled_by is Holder.OPERATOR and not ev.is_operator(asked.tenant):
-            refused = Refused(
-                code=Refusal.NOT_PERMITTED,
-                field="job_id",
-                expected="the pool's operator, who suspended the job",
-                found=f"tenant {bounded(asked.tenant)}",
-                hint="Ask the pool's operator to resume it.",
-            )
-            self._refuse(asked, refused)
+            self._refuse(asked, _not_permitted(asked, "suspended", "resume"))
             return
         self._changed[job.job_id] = replace(job, stilled_by=None)
         self.facts.append(
@@ -1109,6 +1095,16 @@ def _operators_alone(asked: Asked, hint: str) -> Refused:
 
 def _not_in_state(job: Seen, expected: str, found: str) -> Refused:
     return Refused(code=Refusal.JOB_STATE, field="job_id", expected=expected, found=f"{job.job_id}, {found}")
+
+
+def _not_permitted(asked: Asked, did: str, undo: str) -> Refused:
+    return Refused(
+        code=Refusal.NOT_PERMITTED,
+        field="job_id",
+        expected=f"the pool's operator, who {did} the job",
+        found=f"tenant {bounded(asked.tenant)}",
+        hint=f"Ask the pool's operator to {undo} it.",
+    )
 
 
 def _actor(asked: Asked) -> str:

@@ -92,7 +92,7 @@ class Keeper:
             if time.monotonic() < self._seal_at:
                 return ()
             self._preparing = asyncio.create_task(
-                asyncio.to_thread(segments.prepare, self._log, self._before_at, self._signer.sign_manifest),
+                asyncio.to_thread(segments.prepare, self._log, self._before_at, self._signer.sign),
                 name="seal",
             )
         # Rows are copied beside the appends, which go on meanwhile.
@@ -139,7 +139,7 @@ class Keeper:
                 waiting.append(order)
                 continue
             try:
-                segments.erase(self._log, ordinal, self._signer.sign_manifest)
+                segments.erase(self._log, ordinal, self._signer.sign)
             except (LogUnavailable, OSError) as err:
                 log.warning("not_erased", ordinal=ordinal, error=str(err))
                 waiting.append(order)

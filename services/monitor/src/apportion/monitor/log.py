@@ -483,22 +483,12 @@ class EventLog:
 
     def _change(self, *statements: tuple[str, list[Any]], **notes: int) -> None:
         """Change rows and what is noted of them, in one transaction. Raises LogWriteFailed."""
-        connection = self._connection
-        try:
-            connection.begin()
-            try:
-                for statement, parameters in statements:
-                    connection.execute(statement, parameters)
-                for key, value in notes.items():
-                    connection.execute("DELETE FROM meta WHERE key = ?", [key])
-                    connection.execute("INSERT INTO meta VALUES (?, ?)", [key, str(value)])
-                connection.commit()
-            except BaseException:
-                with contextlib.suppress(duckdb.Error):  # it may have ended the transaction by itself
-                    connection.rollback()
-                raise
-        except duckdb.Error as err:
-            raise LogWriteFailed(rows=1, detail=_first_line(err)) from err
+        with self._transaction(rows=1) as connection:
+            for statement, parameters in statements:
+                connection.execute(statement, parameters)
+            for key, value in notes.items():
+                connection.execute("DELETE FROM meta WHERE key = ?", [key])
+                connection.execute("INSERT INTO meta VALUES (?, ?)", [key, str(value)])
 
     def _span(self) -> None:
         """Have the readers' ``events`` be the file's rows and the sealed ones."""
@@ -535,21 +525,27 @@ class EventLog:
         return fill_copy(cursor, self._catalog, path, sealed=self.sealed_ordinal)
 
     def _commit(self, rows: list[tuple[Any, ...]], reached: list[Position]) -> None:
+        with self._transaction(rows=len(rows)) as connection:
+            with connection.appender("events") as appender:
+                appender.append_rows(rows)
+            for position in reached:
+                self._update(position)
+
+    @contextlib.contextmanager
+    def _transaction(self, *, rows: int) -> Iterator[duckdb.DuckDBPyConnection]:
+        """All of it or nothing. Raises LogWriteFailed, which says how many ``rows`` were not written."""
         connection = self._connection
         try:
             connection.begin()
             try:
-                with connection.appender("events") as appender:
-                    appender.append_rows(rows)
-                for position in reached:
-                    self._update(position)
+                yield connection
                 connection.commit()
             except BaseException:
                 with contextlib.suppress(duckdb.Error):  # it may have ended the transaction by itself
                     connection.rollback()
                 raise
         except duckdb.Error as err:
-            raise LogWriteFailed(rows=len(rows), detail=_first_line(err)) from err
+            raise LogWriteFailed(rows=rows, detail=_first_line(err)) from err
 
     def _update(self, position: Position) -> None:
         self._connection.execute(

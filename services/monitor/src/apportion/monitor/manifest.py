@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import nacl.exceptions
-import nacl.signing
 from msgspec import Struct
+
+from apportion.monitor import signed
 
 NAME: Final = "manifest.json"
 _DOMAIN: Final = b"apportion-manifest/1\n"
@@ -48,17 +48,12 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def statement(self) -> bytes:
         """What is signed."""
-        return _DOMAIN + msgspec.json.encode(msgspec.structs.replace(self, signature=""), order="deterministic")
+        return signed.statement(_DOMAIN, self)
 
     @property
     def is_signed(self) -> bool:
         """True where its own key signed it. Whose key that is, is another question."""
-        try:
-            key = nacl.signing.VerifyKey(bytes.fromhex(self.public_key))
-            key.verify(self.statement(), bytes.fromhex(self.signature))
-        except (ValueError, TypeError, nacl.exceptions.CryptoError):
-            return False
-        return True
+        return signed.holds(self.statement(), public_key=self.public_key, signature=self.signature)
 
 
 Sign = Callable[[Manifest], Manifest]

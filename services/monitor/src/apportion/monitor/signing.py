@@ -7,13 +7,13 @@ administrator can't replace it. Signatures are Ed25519, by PyNaCl.
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
-import nacl.exceptions
 import nacl.signing
 from msgspec import Struct
 
+from apportion.monitor import signed
 from apportion.monitor.manifest import Manifest
 
 _DOMAIN: Final = b"apportion-checkpoint/1\n"
@@ -46,17 +46,15 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
     def statement(self) -> bytes:
         """What is signed."""
-        return _DOMAIN + msgspec.json.encode(msgspec.structs.replace(self, signature=""), order="deterministic")
+        return signed.statement(_DOMAIN, self)
 
     @property
     def is_signed(self) -> bool:
         """True where its own key signed it. Whose key that is, is another question."""
-        try:
-            key = nacl.signing.VerifyKey(bytes.fromhex(self.public_key))
-            key.verify(self.statement(), bytes.fromhex(self.signature))
-        except (ValueError, TypeError, nacl.exceptions.CryptoError):
-            return False
-        return True
+        return signed.holds(self.statement(), public_key=self.public_key, signature=self.signature)
+
+
+_S = TypeVar("_S", Checkpoint, Manifest)
 
 
 class Signer:
@@ -66,14 +64,8 @@ class Signer:
         self._key = nacl.signing.SigningKey(seed)
         self.public_key = self._key.verify_key.encode().hex()
 
-    def sign(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint under this key."""
-        named = msgspec.structs.replace(checkpoint, public_key=self.public_key, signature="")
-        signature = self._key.sign(named.statement()).signature
-        return msgspec.structs.replace(named, signature=signature.hex())
-
-    def sign_manifest(self, whole: Manifest) -> Manifest:
-        """The manifest of sealed segments under this key."""
+    def sign(self, whole: _S) -> _S:
+        """The same under this key: a checkpoint, or a manifest of sealed segments."""
         named = msgspec.structs.replace(whole, public_key=self.public_key, signature="")
         return msgspec.structs.replace(named, signature=self._key.sign(named.statement()).signature.hex())
 

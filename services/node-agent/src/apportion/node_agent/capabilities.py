@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from apportion.node_agent import tools
 from apportion.node_agent.enforce.mps import CONTROL
 from apportion.node_agent.nvml import Devices
 
@@ -48,16 +49,7 @@ def _usage(path: str, env: Mapping[str, str], *arguments: str) -> str:
     if shutil.which(CONTROL, path=path) is None:
         return ""
     try:
-        done = subprocess.run(
-            ["/usr/bin/env", CONTROL, *arguments],
-            env={**env, "PATH": path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_ANSWER_S_MAX,
-        )
+        done = tools.ask(["/usr/bin/env", CONTROL, *arguments], env={**env, "PATH": path}, s_max=_ANSWER_S_MAX)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout + done.stderr if done.returncode == 0 else ""

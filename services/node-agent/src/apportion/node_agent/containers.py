@@ -6,15 +6,13 @@ are the engine's children and not the shim's: it is removed before its run's sli
 client. Sources: docker's and podman's reference of ``create``, ``start``, ``inspect``, ``rm``; the CDI specification.
 """
 
-import asyncio
-import functools
 import hashlib
 import json
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from msgspec import Struct
@@ -22,6 +20,7 @@ from msgspec import Struct
 from apportion.contracts.events import Enforced
 from apportion.contracts.ids import NodeId, RunId
 from apportion.contracts.units import BYTES_PER_MIB
+from apportion.node_agent import tools
 from apportion.node_agent.host_limits import CPU, CPUS, MEMORY, ON_THE_HOST, PROCESSES, Limits
 
 ENGINES: Final = ("docker", "podman")
@@ -172,16 +171,7 @@ def probe(wanted: str, *, path: str, env: Mapping[str, str]) -> Engine | None:
         # Docker's client alone starts nothing: its server is asked. Podman has none.
         part = "{{.Server.Version}}" if name == "docker" else "{{.Client.Version}}"
         try:
-            done = subprocess.run(
-                [found, "version", "--format", part],
-                env=client_env(env),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=_PROBE_S_MAX,
-            )
+            done = tools.ask([found, "version", "--format", part], env=client_env(env), s_max=_PROBE_S_MAX)
         except (OSError, subprocess.TimeoutExpired):
             continue
         if done.returncode == 0 and (version := done.stdout.strip()):
@@ -275,22 +265,9 @@ class Containers:
         return True
 
     async def _say(self, words: Sequence[str], *, text: str = "", s_max: float = _ANSWER_S_MAX) -> str:
-        run: Any = functools.partial(
-            subprocess.run,
-            [self.engine.path, *words],
-            env=self.env,
-            input=text,
-            text=True,
-            errors="replace",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            check=False,
-            timeout=s_max,
-        )
         what = f"{self.engine.name} {words[0]}"
         try:
-            done = await asyncio.get_running_loop().run_in_executor(None, run)
+            done = await tools.ask_soon([self.engine.path, *words], env=self.env, s_max=s_max, text=text)
         except (OSError, ValueError) as err:
             raise _SaidNo(f"{what}: {err}") from err
         except subprocess.TimeoutExpired as err:
@@ -298,7 +275,7 @@ class Containers:
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise _SaidNo(f"{what}: {lines[-1][:512]}")
-        return str(done.stdout)
+        return done.stdout
 
 
 class _SaidNo(Exception):

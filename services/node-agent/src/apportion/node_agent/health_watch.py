@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from apportion.contracts.ids import DeviceUuid
-from apportion.node_agent import canaries, core
+from apportion.node_agent import canaries, core, tools
 from apportion.node_agent.health import Changed, HealthBook
 from apportion.node_agent.nvml import DeviceLost, Devices, NvmlFailed, XidSeen
 from apportion.node_agent.sampling import sampled
@@ -142,16 +142,8 @@ class HealthWatch:
     def _reset(self, uuid: DeviceUuid) -> str:
         """Nothing where the reset was done; else what the tool said."""
         try:
-            done = subprocess.run(
-                ["/usr/bin/env", "nvidia-smi", "--gpu-reset", "-i", uuid],
-                env=dict(self._env),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=_RESET_S_MAX,
-            )
+            argv = ["/usr/bin/env", "nvidia-smi", "--gpu-reset", "-i", uuid]
+            done = tools.ask(argv, env=self._env, s_max=_RESET_S_MAX)
         except (OSError, subprocess.TimeoutExpired) as err:
             return str(err)
         return "" if done.returncode == 0 else (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"

@@ -15,6 +15,8 @@ from typing import Final
 
 import structlog
 
+from apportion.node_agent import tools
+
 RUNNING: Final = Path("/run/systemd/system")
 OWN: Final = Path("/proc/self/cgroup")
 _ANSWER_S_MAX: Final = 5.0
@@ -57,15 +59,10 @@ def enter_scope(name: str, *, env: Mapping[str, str], own: Path = OWN, running: 
         return None
     unit = f"{name}-{os.getpid()}-{time.monotonic_ns()}.scope"
     try:
-        done = subprocess.run(
+        done = tools.ask(
             scope_line(tool, unit, os.getpid(), is_root=os.geteuid() == 0),
             env={key: env[key] for key in _VARIABLES if key in env},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=_ANSWER_S_MAX,
+            s_max=_ANSWER_S_MAX,
         )
     except (OSError, subprocess.TimeoutExpired) as err:
         log.warning("no_scope", error=str(err))

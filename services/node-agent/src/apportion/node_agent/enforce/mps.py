@@ -14,7 +14,6 @@ workload would (canary.py): a server that serves nobody is replaced once its run
 
 import asyncio
 import contextlib
-import functools
 import os
 import shutil
 import signal
@@ -30,7 +29,7 @@ import structlog
 
 from apportion.contracts.events import Enforced, Slice
 from apportion.contracts.ids import DeviceUuid, RunId
-from apportion.node_agent import canaries
+from apportion.node_agent import canaries, tools
 from apportion.node_agent.enforce.cgroup_memory import CgroupMemory
 from apportion.node_agent.enforce.fault_domains import DomainFailed, DomainSigns, Kill, judge
 from apportion.node_agent.enforce.partitions import PartitionBook
@@ -549,29 +548,18 @@ class Mps:
         s_max: float = _COMMAND_S_MAX,
     ) -> str:
         pipe = str(domain.pipe)
-        # In a thread: a few times in a device's life, and event loops differ in how they see a tool off whose daemon
-        # lives on (uvloop waits for it).
-        run = functools.partial(
-            subprocess.run,
-            ["/usr/bin/env", CONTROL, *arguments],
-            env={**self._env, "CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": pipe, **env},
-            input=commands,
-            text=True,
-            errors="replace",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            check=False,
-            timeout=s_max,
-        )
+        where = {"CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": pipe}
+        argv = ["/usr/bin/env", CONTROL, *arguments]
         try:
-            done = await asyncio.get_running_loop().run_in_executor(None, run)
+            done = await tools.ask_soon(argv, env={**self._env, **where, **env}, s_max=s_max, text=commands)
         except OSError as err:
             raise MpsCommandFailed(commands, code=None, said=str(err)) from err
         except subprocess.TimeoutExpired as err:
             raise MpsCommandFailed(commands, code=None, said=f"nothing in {s_max:g} s") from err
         if done.returncode:
-            raise MpsCommandFailed(commands or " ".join(arguments), code=done.returncode, said=done.stdout.strip())
+            raise MpsCommandFailed(
+                commands or " ".join(arguments), code=done.returncode, said=(done.stdout + done.stderr).strip()
+            )
         return done.stdout
 
 

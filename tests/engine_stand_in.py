@@ -60,7 +60,7 @@ def _start(name: str) -> None:
     if pid == 0:
         os.setsid()
         os.chdir(box["work"])
-        os.execvpe(box["argv"][0], box["argv"], {"PATH": os.defpath, **box["env"]})  # noqa: S606  it stands for an engine
+        os.execvpe(box["argv"][0], box["argv"], {"PATH": os.defpath, **box["env"]})
     written = _place(name).with_suffix(".new")
     written.write_text(str(pid))
     written.rename(written.with_suffix(".pid"))  # whoever sees it reads it whole
