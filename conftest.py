@@ -3,6 +3,9 @@
 import os
 
 import pytest
+from hypothesis import settings
+
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 LIVE_RERUNS = "LIVE_RERUNS"
 """How often a test with real processes may be tried again; nothing else is, since what is pure has no second answer."""
