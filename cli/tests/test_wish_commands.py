@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from apportion.cli.app import outcome
+from apportion.cli.wish_commands import answer_text
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,26 @@ def test_a_wrong_value_is_told_by_field_with_what_was_expected_and_found(
     told = capsys.readouterr().err
     assert said in told
     assert f'found "{command[-1]}"' in told
+
+
+@pytest.mark.parametrize(
+    "message", ["", "no such hold: `apportion log holds` lists them", "hold_id: expected a hold, found x. Look for it."]
+)
+def test_a_refusal_says_once_what_was_expected_and_found(message: str) -> None:
+    """Some authors say it in the message, others beside it."""
+    answer = {"type": "WishRejected.v1", "code": "HoldNotFound", "field": "hold_id", "message": message}
+    text = answer_text({**answer, "expected": "a hold", "found": "x"})
+    assert text.count("hold_id: expected a hold, found x") == 1
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"type": "LegalHoldPlaced.v1", "hold_id": "hold-25"}, "LegalHoldPlaced hold-25"),
+        ({"type": "FaultInjected.v1", "fault_id": "fault-3"}, "FaultInjected fault-3"),
+        ({"type": "LogSealOrdered.v1"}, "LogSealOrdered"),
+    ],
+)
+def test_an_answer_names_what_the_next_command_asks_for(answer: dict[str, str], said: str) -> None:
+    assert answer_text(answer) == said

@@ -232,19 +232,23 @@ def answer_text(answer: dict[str, Any]) -> str:
         or answer.get("node_id")
         or answer.get("queue")
         or answer.get("reservation")
+        or answer.get("fault_id")
+        or answer.get("hold_id")
         or _alert(answer)
     )
     if answer.get("code"):
         field = f"{answer['field']}: " if answer.get("field") else ""
         wanted = f"{field}expected {answer.get('expected', '')}, found {answer.get('found', '')}"
-        said = [answer.get("message", ""), wanted if answer.get("expected") else ""]
+        message = answer.get("message", "")
+        # Some authors' messages say all of it, with what to do; others' say what kind of refusal it is.
+        said = [message, wanted if answer.get("expected") and wanted not in message else ""]
         head = "dry run: would be refused" if "verdict" in answer else "refused"
         return "\n  ".join(printable(line) for line in (f"{head}: {answer['code']}", *said) if line)
     if "verdict" in answer:
         lines = [f"dry run: would be answered {answer['fact']} {about}".rstrip(), *answer.get("would", ())]
         return "\n  ".join(printable(line) for line in lines)
     note = answer.get("note", "")
-    return "\n  ".join(printable(line) for line in (f"{name} {about}", note) if line)
+    return "\n  ".join(printable(line) for line in (f"{name} {about}".rstrip(), note) if line)
 
 
 def code_of_answer(answer: dict[str, Any]) -> int:

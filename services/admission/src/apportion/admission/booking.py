@@ -68,6 +68,7 @@ def answer(
             field="end",
             expected="an instant after the start that is still to come",
             found=wish.end,
+            hint="Name a later end.",
         )
     if wish.models and not wish.gpu:
         return Refused(
