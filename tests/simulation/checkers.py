@@ -100,6 +100,8 @@ class Checker:
         self.stopping: set[JobId] = set()
         self.placed_seq: dict[RunId, int] = {}
         self.limits: dict[QueueId, ev.QueueUpserted] = {}
+        self.bounds: dict[str, list[tuple[int, ev.QueueUpserted | ev.PolicyUpserted]]] = {}
+        """What was said of each queue and tenant, the latest last, with the fact that said it."""
         self.cores: dict[Author, list[int]] = {}
         self.last_author_claim: dict[Author, int] = {}
 
@@ -224,9 +226,13 @@ class Checker:
                 self._lives(event.job_id)
             case ev.QueueUpserted():
                 self.limits[event.queue] = event
+                self.bounds.setdefault(event.queue, []).append((entry.seq, event))
+            case ev.PolicyUpserted(for_tenant=None):
+                pass
             case ev.PolicyUpserted():
                 assert event.for_tenant is not None
                 self.policies[event.for_tenant] = event
+                self.bounds.setdefault(f"tenant:{event.for_tenant}", []).append((entry.seq, event))
                 self.let_in[event.for_tenant] = []
             case _:
                 pass
@@ -476,9 +482,13 @@ class Checker:
                     amounts["memory_mib"] += piece.memory_mib
                     amounts[self.devices[piece.device_uuid].model] += piece.compute_milli
                 jobs.setdefault(holder, set()).add(run.job_id)
-        for name, amounts in used.items():
-            tenant = name.removeprefix("tenant:")
-            told = self.limits[QueueId(name)] if tenant == name else self.policies[TenantId(tenant)]
+        # Of those that get something: who held more before a limit was lowered may go on.
+        basis = next(e.basis for e in entries if e.basis is not None)
+        for name in sorted({holder for one in placed for holder in self._bounded(one.job_id)}):
+            said = [told for seq, told in self.bounds[name] if seq <= basis.facts]
+            if not said:
+                continue
+            told, amounts = said[-1], used[name]
             for what, most in (
                 ("compute_milli", told.limit_compute_milli),
                 ("memory_mib", told.limit_memory_mib),

@@ -9,14 +9,14 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from apportion.admission import core as admission_core
 from apportion.contracts import codec, subjects
 from apportion.contracts import events as ev
-from apportion.contracts.causes import Mode, OnLowered, RunCause, ServiceClass
+from apportion.contracts.causes import BetweenQueues, Mode, OnLowered, QueueOrder, RunCause, ServiceClass, WorkloadKind
 from apportion.contracts.codec import Message
 from apportion.contracts.envelope import Basis, Entry, Stream
 from apportion.contracts.ids import (
@@ -42,6 +42,16 @@ POOL = PoolId("sim")
 MS = 1_000_000
 S = 1_000_000_000
 START = 1_788_264_000 * S
+
+BOUNDED: Final = ev.PolicyUpsertRequested(
+    for_tenant="tenant-1",
+    rate_per_min=120,
+    burst=6,
+    limit_compute_milli=3_000,
+    limit_jobs=2,
+    on_lowered=OnLowered.RECLAIM,
+    reason="one tenant is bounded",
+)
 
 
 @dataclass
@@ -578,18 +588,7 @@ class World:
         self.machines = [Machine(self, f"node-{i + 1}", self.options.devices) for i in range(self.options.nodes)]
         for queue in self._queues():
             self.wish(OPERATOR, queue)
-        self.wish(
-            OPERATOR,
-            ev.PolicyUpsertRequested(
-                for_tenant="tenant-1",
-                rate_per_min=120,
-                burst=6,
-                limit_compute_milli=3_000,
-                limit_jobs=2,
-                on_lowered=OnLowered.RECLAIM,
-                reason="one tenant is bounded",
-            ),
-        )
+        self.wish(OPERATOR, BOUNDED)
         self.requests_left = self.options.jobs
         self.after(200 * MS, self._request)
         self.after(500 * MS, self.tick)
@@ -824,6 +823,9 @@ class World:
     def _ask_aside(self) -> None:
         """Somebody suspends a running job for a while, or has it checkpoint."""
         rng = self.asides
+        if rng.random() < 0.2:
+            self._change_the_rules()
+            return
         holding = sorted({placed.job_id for placed in self.checker.holding.values()})
         if not holding:
             return
@@ -837,6 +839,40 @@ class World:
         # By the operator, who may resume any: a job that stays suspended never ends.
         resume = ev.JobResumeRequested(job_id=name)
         self.after(rng.randrange(1, 8_000) * MS, lambda: self.wish(OPERATOR, resume))
+
+    def _change_the_rules(self) -> None:
+        """An operator has others go first, or lowers a limit for a while, to less than is held or not."""
+        rng = self.asides
+        if (roll := rng.random()) < 0.4:
+            rules = ev.PlacementRules(
+                order=rng.choice((None, QueueOrder.CLASSES, QueueOrder.SEED)),
+                between_queues=rng.choice((None, *BetweenQueues)),
+                class_points={ServiceClass.SPOT: rng.randrange(20_000)} if rng.random() < 0.5 else {},
+                kind_points={WorkloadKind.INFERENCE: rng.randrange(3_000)} if rng.random() < 0.5 else {},
+                ageing_s=rng.choice((None, 0, 1, 60)),
+                fair_half_life_s=rng.choice((None, 0, 30)),
+                reserve_after_s=rng.choice((None, 0, 5)),
+                preempt_spares_s=rng.choice((None, 1, 20)),
+                preempt_per_minute=rng.choice((None, 3, 60)),
+            )
+            self.wish(OPERATOR, ev.PolicyUpsertRequested(placement=rules, reason="others first"))
+            return
+        on_lowered = rng.choice(tuple(OnLowered))
+        lowered: ev.PolicyUpsertRequested | ev.QueueUpsertRequested
+        before: ev.PolicyUpsertRequested | ev.QueueUpsertRequested
+        if roll < 0.7:
+            before = BOUNDED
+            limits = {"limit_compute_milli": rng.randrange(3_000), "limit_jobs": rng.randrange(3)}
+            lowered = msgspec.structs.replace(BOUNDED, on_lowered=on_lowered, **limits)
+        else:
+            before = rng.choice(self._queues()[1:])
+            least = before.guaranteed_compute_milli or 0
+            lowered = msgspec.structs.replace(
+                before, limit_compute_milli=least + rng.randrange(3_000), on_lowered=on_lowered
+            )
+        self.wish(OPERATOR, lowered)
+        # Back to what every job fits in: else one that waits for more would never end.
+        self.after(rng.randrange(1, 10_000) * MS, lambda: self.wish(OPERATOR, before))
 
     def _change_a_job(self, last: int) -> None:
         """Somebody wants a job otherwise, a new one or one that runs; now and then only to know what would follow."""

@@ -10,7 +10,7 @@ from apportion.admission import core, rates
 from apportion.admission.rates import Flow, Limits
 from apportion.admission.testing import History
 from apportion.contracts import events as ev
-from apportion.contracts.causes import OnLowered, Refusal, WorkloadKind
+from apportion.contracts.causes import OnLowered, Refusal, ServiceClass, WorkloadKind
 from apportion.contracts.envelope import Undecodable
 from apportion.contracts.ids import OPERATOR, TenantId
 from apportion.contracts.testing import ACME, NOON, a_job_request, a_node, a_queue
@@ -182,6 +182,12 @@ def test_policies_are_facts_and_the_narrower_goes_first() -> None:
         ({}, ACME, Refusal.NOT_PERMITTED, ""),
         ({"for_tenant": "acme", "buffer_pct": 12}, OPERATOR, Refusal.FIELD_CONFLICT, "buffer_pct"),
         ({"for_tenant": "acme", "pool_pending_max": 12}, OPERATOR, Refusal.FIELD_CONFLICT, "pool_pending_max"),
+        (
+            {"for_tenant": "acme", "placement": ev.PlacementRules(ageing_s=1)},
+            OPERATOR,
+            Refusal.FIELD_CONFLICT,
+            "placement",
+        ),
         ({"burst": 3}, OPERATOR, Refusal.FIELD_MISSING, "rate_per_min"),
     ],
 )
@@ -194,6 +200,16 @@ def test_a_policy_that_means_nothing_is_refused(
     (refused,) = history.settle()
     assert isinstance(refused, ev.WishRejected)
     assert (refused.code, refused.field) == (code, field)
+
+
+def test_who_goes_first_is_stated_with_who_wanted_it() -> None:
+    """The placer reads it from the fact; admission itself decides nothing by it."""
+    history = a_pool()
+    rules = ev.PlacementRules(class_points={ServiceClass.SPOT: 7000}, preempt_per_minute=3)
+    history.wish(ev.PolicyUpsertRequested(placement=rules, reason="quarter 3"), tenant=OPERATOR)
+    (fact,) = history.settle()
+    assert isinstance(fact, ev.PolicyUpserted)
+    assert (fact.placement, fact.reason, bool(fact.actor)) == (rules, "quarter 3", True)
 
 
 @settings(deadline=None)

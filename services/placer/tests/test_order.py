@@ -9,18 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.contracts import events as ev
-from apportion.contracts.causes import QueueOrder, RunCause, ServiceClass, WorkloadKind
+from apportion.contracts.causes import BetweenQueues, QueueOrder, RunCause, ServiceClass, WorkloadKind
 from apportion.contracts.ids import JobId, NodeId, QueueId, RunId, TenantId
 from apportion.contracts.testing import NOON, a_job, a_node, a_placement, a_queue
 from apportion.placer import core, fair, orders
 from apportion.placer.orders import S, Weights
-from apportion.placer.state import State
+from apportion.placer.state import Settings, State, ruled
 from apportion.pool.state import JobView
 from services.placer.tests.test_decide import also_told, placements, settled, told
 
 SEED = QueueOrder.SEED
 CLASSES = QueueOrder.CLASSES
 TEAM = QueueId("team")
+NOT_NUMBERS = {"order", "between_queues", "class_points", "kind_points"}
 WHOLE: dict[str, Any] = {"compute_milli": 1000, "memory_mib": 0}
 
 
@@ -231,6 +232,61 @@ def test_classes_may_go_before_shares() -> None:
     assert order_of(state) == ["b-00", "a-online"]
     also_told(state, configured(between_queues="classes"))
     assert order_of(state) == ["a-online", "b-00"]
+
+
+def a_policy(placement: ev.PlacementRules | None, **fields: Any) -> ev.PolicyUpserted:
+    return ev.PolicyUpserted(placement=placement, answers=0, actor="ann", reason="quarter 3", **fields)
+
+
+def test_the_pools_policy_says_who_goes_first() -> None:
+    """In place of the settings, from the fact on; without a rule of it they go again, whichever came first."""
+    spot_first = ev.PlacementRules(
+        class_points={ServiceClass.SPOT: 20_000}, kind_points={WorkloadKind.INFERENCE: 5_000}
+    )
+    jobs = [
+        a_job("a-online", service_class=ServiceClass.ONLINE, **WHOLE),
+        a_job("b-spot", service_class=ServiceClass.SPOT, **WHOLE),
+        a_job("c-asks", service_class=ServiceClass.ONLINE, kind=WorkloadKind.INFERENCE, **WHOLE),
+    ]
+    state = told(a_queue(), a_node(devices=8), *jobs)
+    assert order_of(state) == ["a-online", "c-asks", "b-spot"]
+    also_told(state, a_policy(spot_first))
+    assert order_of(state) == ["b-spot", "c-asks", "a-online"]
+    also_told(state, configured(kind_points_inference=0))
+    assert order_of(state) == ["b-spot", "c-asks", "a-online"]
+    also_told(state, a_policy(None))
+    assert order_of(state) == ["a-online", "c-asks", "b-spot"]
+
+
+def test_a_tenants_policy_changes_no_order() -> None:
+    """It is about that tenant's rates and limits."""
+    state = told(a_queue(), a_node(), a_policy(ev.PlacementRules(ageing_s=7)))
+    also_told(state, a_policy(None, for_tenant=TenantId("acme")))
+    assert state.settings.ageing_s == 7
+
+
+def test_what_is_pinned_goes_before_the_policy() -> None:
+    """What-if asks so for what it sets, and an operator may for a pool's."""
+    state = told(a_queue(), a_node(), configured(ageing_s=3, pinned="ageing_s, order"))
+    also_told(state, a_policy(ev.PlacementRules(ageing_s=60, order=QueueOrder.SEED, fair_half_life_s=9)))
+    found = state.settings
+    assert (found.ageing_s, found.order, found.fair_half_life_s) == (3, "classes", 9)
+
+
+def test_every_rule_of_a_policy_is_a_setting() -> None:
+    """One that is none would be stated, and change nothing."""
+    every = ev.PlacementRules(
+        order=QueueOrder.BIDS,
+        between_queues=BetweenQueues.CLASSES,
+        class_points=dict.fromkeys(ServiceClass, 77),
+        kind_points=dict.fromkeys(WorkloadKind, 78),
+        **dict.fromkeys(sorted(set(ev.PlacementRules.__struct_fields__) - NOT_NUMBERS), 79),
+    )
+    found = ruled(Settings(), every)
+    assert (found.order, found.between_queues) == ("bids", "classes")
+    assert {getattr(found, f"class_points_{name}") for name in ServiceClass} == {77}
+    assert {getattr(found, f"kind_points_{name}") for name in WorkloadKind} == {78}
+    assert {getattr(found, name) for name in set(ev.PlacementRules.__struct_fields__) - NOT_NUMBERS} == {79}
 
 
 def test_what_was_held_lately_counts_half_after_a_half_life() -> None:

@@ -30,7 +30,8 @@ SELECT coalesce(body ->> '$.for_tenant', '(pool)') AS for_tenant,
     CAST(body -> '$.pending_max' AS BIGINT) AS pending_max, body ->> '$.isolation' AS isolation,
     CAST(body -> '$.pool_pending_max' AS BIGINT) AS pool_pending_max,
     CAST(body -> '$.buffer_pct' AS BIGINT) AS buffer_pct,
-    body -> '$.defaults' AS defaults, body ->> '$.actor' AS actor, body ->> '$.reason' AS reason, recorded
+    body -> '$.defaults' AS defaults, body -> '$.placement' AS placement,
+    body ->> '$.actor' AS actor, body ->> '$.reason' AS reason, recorded
 FROM v_event LEFT JOIN run ON run.tenant = body ->> '$.for_tenant'
 WHERE kind = 'PolicyUpserted'
 QUALIFY row_number() OVER (PARTITION BY body ->> '$.for_tenant' ORDER BY ordinal DESC) = 1
@@ -47,7 +48,7 @@ def policy() -> None:
 @output_option
 @pool_options
 def policy_show(output: str, data_dir: str | None, pool: str | None, bus_url: str | None) -> None:
-    """What was set for the pool and for each tenant; the settings of admission go for the rest."""
+    """What was set for the pool and for each tenant; the settings of admission and the placer go for the rest."""
     from apportion.cli.question import ask_sql
 
     found = run(ask_sql(place_of(data_dir, pool, bus_url), NEWEST))
@@ -73,12 +74,13 @@ def policy_show(output: str, data_dir: str | None, pool: str | None, bus_url: st
         "pool_pending_max",
         "buffer_pct",
         "defaults",
+        "placement",
         "actor",
         "reason",
     )
     print_rows(found.rows, kind="policies", output=output, columns=columns, wide=wide, name="for_tenant")
     if not found.rows and output in {"table", "wide"}:
-        say("No policy was set: the settings of admission go for all (`apportion config show`).")
+        say("No policy was set: the settings of admission and the placer go for all (`apportion config show`).")
 
 
 @policy.command("set")
@@ -107,6 +109,12 @@ def policy_set(*, file: Path, **options: Any) -> int:
     compute_milli = 800
     memory_mib = 32768
     modes = ["mig", "exclusive"]
+    [placement]                        # who goes first, who is stopped for whom: docs/queues.md
+    order = "classes"
+    ageing_s = 10
+    preempt_per_minute = 30
+    [placement.class_points]
+    online = 9000
     """  # noqa: D301  \b is click's mark for a block that is not refilled
     import tomllib
 

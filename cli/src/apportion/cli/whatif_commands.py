@@ -178,6 +178,9 @@ def _config(policy: str | None, settings: tuple[str, ...]) -> dict[str, int | st
             found[key] = int(value) if isinstance(default, int) else value
         except ValueError as err:
             raise CommandFailed(f"--set {key}: expected a whole number, found {value!r}", code=Exit.USAGE) from err
+    if found:
+        # What is asked goes before what the pool's policy said then.
+        found["pinned"] = ",".join(sorted(found))
     if policy is not None:
         found["policy"] = policy
     try:

@@ -420,6 +420,16 @@ class QueueOrder(StrEnum):
 
 
 @unique
+class BetweenQueues(StrEnum):
+    """Which queue's turn it is, of those below one parent."""
+
+    FAIR = "fair"
+    """By guarantees and shares."""
+    CLASSES = "classes"
+    """By the service class of who is next in each, then so."""
+
+
+@unique
 class Pricing(StrEnum):
     """Under which price a run's slices fall."""
 

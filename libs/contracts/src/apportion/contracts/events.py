@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Final
 from msgspec import Meta, Struct
 
 from apportion.contracts.causes import (
+    BetweenQueues,
     DeviceHealth,
     FaultEnd,
     FaultKind,
@@ -549,11 +550,47 @@ class KindDefaults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """For a share of a device, the preferred one first."""
 
 
+Points = Annotated[int, Meta(ge=0, le=1_000_000)]
+"""What something is worth beside priority, which is worth 0 to 1000."""
+
+
+class PlacementRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Who goes first, who is stopped for whom, and how many share a device; what isn't named is the placer's own."""
+
+    order: QueueOrder | None = None
+    """Of queues that don't say theirs."""
+    between_queues: BetweenQueues | None = None
+    """Whose turn it is: by guarantees and shares, or first by the service class of who is next."""
+    class_points: dict[ServiceClass, Points] = {}
+    """What service classes are worth in points of priority."""
+    kind_points: dict[WorkloadKind, Points] = {}
+    """What kinds of work are worth in points of priority."""
+    ageing_s: Seconds | None = None
+    """Seconds of waiting that are worth one point; 0: only between equals."""
+    fair_half_life_s: Seconds | None = None
+    """Seconds after which half of what was held is forgotten; 0: shares are of what is held now."""
+    seed_priority_weight: Points | None = None
+    seed_waiting_weight: Points | None = None
+    """Weights of priority and of waiting, each from 0 to 1, in the order ``seed``."""
+    seed_waiting_s: Positive | None = None
+    """Seconds of waiting that count as 1 in the order ``seed``."""
+    reserve_after_s: Seconds | None = None
+    """Seconds after which nodes are kept for the first job that is blocked."""
+    runs_per_device_max: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    """Runs that share a device, at most; 0: three for each core of its node."""
+    preempt_victims_max: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    """Jobs that may be stopped for one; 0: nobody is."""
+    preempt_spares_s: Positive | None = None
+    """Seconds after its placement in which nobody is stopped for another."""
+    preempt_per_minute: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    """Jobs that may be stopped for others within a minute, over the pool."""
+
+
 class PolicyUpsertRequested(Wish, frozen=True, kw_only=True, tag="PolicyUpsertRequested.v1"):
     """An operator asks for these rates, sizes and defaults. Answered by PolicyUpserted or WishRejected.
 
     States the whole policy of the pool, or of one tenant: what isn't named has no rule there. A tenant's rule goes
-    before the pool's, and the pool's before admission's settings.
+    before the pool's, and the pool's before the settings of admission and of the placer.
     """
 
     for_tenant: Name | None = None
@@ -585,6 +622,8 @@ class PolicyUpsertRequested(Wish, frozen=True, kw_only=True, tag="PolicyUpsertRe
     buffer_pct: Annotated[int, Meta(ge=10, le=20)] | None = None
     """What is booked above the p95 of a model's size."""
     defaults: dict[WorkloadKind, KindDefaults] = {}
+    placement: PlacementRules | None = None
+    """Goes before the placer's settings."""
     reason: Reason
     dry_run: bool = False
 
@@ -1213,6 +1252,7 @@ class PolicyUpserted(Fact, frozen=True, kw_only=True, tag="PolicyUpserted.v1"):
     pool_pending_max: int | None = None
     buffer_pct: int | None = None
     defaults: dict[WorkloadKind, KindDefaults] = {}
+    placement: PlacementRules | None = None
     answers: int
     actor: str
     reason: str = ""

@@ -893,7 +893,7 @@ class _Round:
         refused = self._expired(asked)
         if not ev.is_operator(asked.tenant):
             refused = _operators_alone(asked, "Rates and defaults are set by the pool's operator: ask them.")
-        for field in ("pool_pending_max", "buffer_pct", "defaults"):
+        for field in ("pool_pending_max", "buffer_pct", "defaults", "placement"):
             if refused is None and wish.for_tenant is not None and getattr(wish, field):
                 refused = Refused(
                     code=Refusal.FIELD_CONFLICT,
@@ -941,6 +941,7 @@ class _Round:
                 pool_pending_max=wish.pool_pending_max,
                 buffer_pct=wish.buffer_pct,
                 defaults=wish.defaults,
+                placement=wish.placement,
                 answers=asked.seq,
                 actor=_actor(asked),
                 reason=wish.reason,

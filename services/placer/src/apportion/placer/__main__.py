@@ -94,6 +94,8 @@ class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """Seconds after its placement in which nobody is stopped for another, whatever it asked for."""
     preempt_per_minute: Annotated[int, Meta(ge=0, le=100_000)] = _DEFAULT.preempt_per_minute
     """Jobs that may be stopped for others within a minute, over the pool."""
+    pinned: str = ""
+    """Settings of these that the pool's policy does not change, comma-separated."""
 
     def config(self) -> dict[str, int | str]:
         """The settings that decisions depend on, as the claim states them."""

@@ -6,10 +6,12 @@ a policy said of nodes that have not changed since; with an empty memo every dec
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Pending, PreemptionKind, QueueOrder, RunAction, StopCause
@@ -50,7 +52,7 @@ RATE_NS: Final = 60 * S
 
 
 class Settings(Weights, frozen=True, kw_only=True):
-    """What decisions depend on beside the facts. It comes by the placer's own LeaseClaimed.config alone."""
+    """What decisions depend on beside the facts: the placer's LeaseClaimed.config, and over it the pool's policy."""
 
     policy: str = BEST_FIT.name
     """Name of the pool's policy, or its id (``name@version#digest``)."""
@@ -80,6 +82,8 @@ class Settings(Weights, frozen=True, kw_only=True):
     """Percent of a shared device's memory that nobody may book; not beside oversubscription."""
     memory_oversubscribe_pct: int = 100
     """Percent of a shared device's memory that may be booked; above 100 more than there is, at the tenants' risk."""
+    pinned: str = ""
+    """Settings that no policy changes, comma-separated."""
 
     @property
     def limits(self) -> Limits:
@@ -89,6 +93,24 @@ class Settings(Weights, frozen=True, kw_only=True):
             memory_buffer_pct=self.memory_buffer_pct,
             memory_oversubscribe_pct=self.memory_oversubscribe_pct,
         )
+
+
+def ruled(claimed: Settings, rules: ev.PlacementRules) -> Settings:
+    """The settings that go: what the pool's policy says, and else what the placer was started with.
+
+    >>> ruled(Settings(), ev.PlacementRules(ageing_s=60)).ageing_s
+    60
+    """
+    said: dict[str, int | str] = {
+        **{f"class_points_{name}": points for name, points in rules.class_points.items()},
+        **{f"kind_points_{name}": points for name, points in rules.kind_points.items()},
+    }
+    for name in ev.PlacementRules.__struct_fields__:
+        found = getattr(rules, name)
+        if found is not None and not isinstance(found, dict):
+            said[name] = found.value if isinstance(found, StrEnum) else found
+    pinned = {name.strip() for name in claimed.pinned.split(",")}
+    return replace(claimed, **{name: found for name, found in said.items() if name not in pinned})
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -137,6 +159,11 @@ class Kept(msgspec.Struct, kw_only=True):
     pool: Pool
     wishes: int = 0
     settings: Settings = Settings()
+    """Those that go: ``ruled``."""
+    claimed: Settings = Settings()
+    """Those that the placer was started with."""
+    rules: ev.PlacementRules = ev.PlacementRules()
+    """What the pool's policy says."""
     drains: dict[NodeId, Drain] = {}
     mix: Mix = msgspec.field(default_factory=Mix)
     """What the pool was asked lately."""
@@ -338,7 +365,9 @@ def evolve(state: State, entry: Entry) -> State:
     match event:
         case ev.LeaseClaimed():
             pools.evolve(pool, entry)
-            return _configured(state, event) if entry.author == PLACER else state
+            if entry.author == PLACER:
+                state.kept.claimed = _claimed(event)
+            return _configured(state)
         case ev.JobAdmitted():
             jobs.add(event.job_id)
             count(state.kept.mix, event.spec)
@@ -398,6 +427,10 @@ def evolve(state: State, entry: Entry) -> State:
                 jobs.update(state.waiting)
         case ev.PriceSet():
             state.kept.price_micro = event.price_micro
+        case ev.PolicyUpserted(for_tenant=None):
+            pools.evolve(pool, entry)
+            state.kept.rules = event.placement or ev.PlacementRules()
+            return _configured(state)
         case ev.PolicyUpserted():
             jobs.update(job_id for job_id, job in pool.jobs.items() if job.tenant == event.for_tenant)
         case ev.PreemptionDecided():
@@ -439,14 +472,17 @@ def settle(state: State, queue: QueueId, now: int, tenant: TenantId | None = Non
         past[name] = fair.settled(past.get(name), used, now, half_life)
 
 
-def _configured(state: State, event: ev.LeaseClaimed) -> State:
-    config = event.config
-    default = Settings()
+def _claimed(event: ev.LeaseClaimed) -> Settings:
+    config, default = event.config, Settings()
     # Of another kind than it should be is as if it were not there.
     known = {name: config.get(name) for name in Settings.__struct_fields__}
-    settings = msgspec.convert(
+    return msgspec.convert(
         {name: found for name, found in known.items() if type(found) is type(getattr(default, name))}, Settings
     )
+
+
+def _configured(state: State) -> State:
+    settings = ruled(state.kept.claimed, state.kept.rules)
     if settings == state.settings:
         return state
     state.kept.settings = settings
