@@ -234,3 +234,19 @@ async def test_a_service_that_dies_is_started_again(tmp_path: Path) -> None:
     finally:
         await service.stop(1.0)
     assert service.pid is None
+
+
+async def test_a_service_that_was_told_nonsense_ends_the_start_at_once(tmp_path: Path) -> None:
+    """What it says of its settings is what the operator gets, with the exit code of wrong configuration."""
+    (tmp_path / "logs").mkdir()
+    pool = supervisor.Supervisor(_plan(tmp_path))
+    says = "import sys; print('apportion.toml [placer]: ageing_s: expected a number'); sys.exit(2)"
+    service = supervisor.Service("placer", [sys.executable, "-c", says], env=dict(os.environ), data_dir=tmp_path)
+    pool.services = {"placer": service}
+    service.start(lambda: None)
+    try:
+        with pytest.raises(supervisor.ServiceMisconfigured, match=r"placer can't run.*\n.*ageing_s: expected") as caught:
+            await pool.wait_ready(timeout_s=600)
+    finally:
+        await service.stop(1.0)
+    assert caught.value.exit_code == 2

@@ -64,6 +64,16 @@ _OF_THE_POOL: Final = frozenset({Kind.SERVICE, Kind.SIMULATOR, Kind.SHIM, Kind.R
 log = structlog.get_logger(__name__)
 
 
+class ServiceMisconfigured(Exception):
+    """A service ended over what it was told; the same again would end the same."""
+
+    exit_code = Exit.USAGE
+
+    def __init__(self, name: str, said: str) -> None:
+        self.service = name
+        super().__init__(f"{name} can't run with what it was told:\n{said}")
+
+
 class PoolNotReady(Exception):
     """A service did not become ready in time."""
 
@@ -149,6 +159,8 @@ class Service:
         """Arguments more of a process that is started because the last one died."""
         self._has_died = False
         self.restarts = 0
+        self.ended_with: int | None = None
+        """How the last process that died ended."""
         self.log_path = data_dir / "logs" / f"{name}.log"
         self._env = env
         folder = data_dir / STANDBY if name.endswith(f"-{STANDBY}") else data_dir
@@ -179,6 +191,7 @@ class Service:
         """Keep one process running from now on; ``changed`` is called when it is another."""
         self._changed = changed
         self._has_died = False
+        self.ended_with = None
         self._wanted.set()
         if self._task is None:
             self._task = asyncio.create_task(self._keep(), name=f"keep-{self.name}")
@@ -230,6 +243,7 @@ class Service:
                 self._wanted.clear()
                 self.on_disagreement()
                 continue
+            self.ended_with = code
             failures = 1 if time.monotonic() - began > SETTLED_S else failures + 1
             pause = min(BACKOFF_S_MIN * 2 ** (failures - 1), BACKOFF_S_MAX)
             log.warning("service_died", service=self.name, exit_code=code, restart_in_s=pause, log=str(self.log_path))
@@ -280,7 +294,7 @@ class Supervisor:
     async def start(self) -> None:
         """A pool that is ready: bus, streams, services, nodes, queues.
 
-        Raises BusServerError, PoolNotReady, or CommandFailed where nobody answers for the queues.
+        Raises BusServerError, PoolNotReady, ServiceMisconfigured, or CommandFailed where nobody answers for the queues.
         """
         began = time.monotonic()
         # What jobs are asked to run, and what they write, is nobody else's business.
@@ -318,13 +332,19 @@ class Supervisor:
         self.ready_s = time.monotonic() - began
 
     async def wait_ready(self, timeout_s: float = READY_S_MAX, *, only: Sequence[str] = ()) -> None:
-        """Returns once every service, or each of ``only``, says that it is ready. Raises PoolNotReady."""
+        """Returns once every service, or each of ``only``, says that it is ready.
+
+        Raises PoolNotReady, or ServiceMisconfigured as soon as one of them ends over its settings.
+        """
         began = time.monotonic()
         waiting = [service for name, service in self.services.items() if not only or name in only]
         while True:
             waiting = [service for service in waiting if not await asyncio.to_thread(is_ready, service.health_port)]
             if not waiting:
                 return
+            for service in waiting:
+                if service.ended_with == Exit.USAGE:
+                    raise ServiceMisconfigured(service.name, "\n".join(tail(service.log_path, 4)))
             if time.monotonic() - began > timeout_s:
                 raise PoolNotReady(
                     missing=[service.name for service in waiting],
