@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import structlog
 
+from apportion.cli import restoring
 from apportion.cli.app import outcome
 from apportion.contracts import events as ev
 from apportion.contracts import subjects
@@ -19,7 +20,7 @@ from apportion.contracts.envelope import Basis, Entry, Stream
 from apportion.contracts.ids import NodeId, PoolId, RunId
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement, a_queue
 from apportion.monitor import manifest, segments
-from apportion.monitor.log import EventLog, messages_of, verify
+from apportion.monitor.log import EventLog, messages_of, own_questions, verify
 from apportion.monitor.projections import entry_of
 from apportion.monitor.segments import SegmentsUnusable
 from apportion.monitor.signing import Checkpoint, Signer
@@ -144,6 +145,90 @@ def test_the_pools_own_log_is_made_of_a_folder(backup: Path, tmp_path: Path) -> 
     assert outcome(command) == 0
     assert rows_of(tmp_path / "new" / "log" / "main.duckdb") == rows_of(backup)
     assert outcome(command) == 9
+
+
+@pytest.fixture
+def copied(backup: Path, tmp_path: Path) -> Path:
+    """A copy as the monitor makes them for readers, with what it keeps of jobs that are over."""
+    with EventLog.open(Path(shutil.copyfile(backup, tmp_path / "live.duckdb"))) as log:
+        log.copy_into(tmp_path / "log-0.duckdb")
+    return tmp_path / "log-0.duckdb"
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["copy", "copy of a release that didn't say what it is"])
+def test_a_copy_is_a_log_to_every_command(
+    backup: Path, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_old: bool
+) -> None:
+    """Read where it lies; and in the place of a pool's log, read, sealed and written to."""
+    import duckdb
+
+    if is_old:
+        with duckdb.connect(str(copied)) as connection:
+            connection.execute("DELETE FROM meta WHERE key = 'schema'")
+    reading: tuple[tuple[str, ...], ...] = (
+        ("log", "verify"), ("usage",), ("replay", "--at", "5"), ("replay", "--from", "1", "--speed", "max"),
+        ("whatif", "--from", "3"), ("log", "export", "{}"),
+    )  # fmt: skip
+    for words in reading:
+        told = []
+        for file in (backup, copied):
+            folder = tmp_path / f"{file.stem}-out"
+            assert outcome([*(one.format(folder) for one in words), "--file", str(file), "-o", "json"]) == 0, words
+            told.append(capsys.readouterr().out.replace(str(file), "").replace(str(folder), ""))
+        assert told[0] == told[1], words
+    found = [outcome(["replay", "--verify", "--file", str(file)]) for file in (backup, copied)]
+    assert found[0] == found[1]
+    assert outcome(["log", "import", str(tmp_path / "log-0-out"), str(tmp_path / "again.duckdb")]) == 0
+    assert rows_of(tmp_path / "again.duckdb") == rows_of(backup)
+
+    capsys.readouterr()
+    for place, source in (("one", backup), ("two", copied)):
+        (tmp_path / place / "log").mkdir(parents=True)
+        shutil.copyfile(source, tmp_path / place / "log" / "main.duckdb")
+    owning: tuple[tuple[str, ...], ...] = (
+        ("sql", "SELECT * FROM v_job ORDER BY job_id"), ("audit", "acme/a"), ("jobs", "--all"),
+        ("log", "seal", "--reason", "drill"), ("sql", "SELECT * FROM v_usage ORDER BY run_id"), ("log", "segments"),
+    )  # fmt: skip
+    for words in owning:
+        told = []
+        for place in ("one", "two"):
+            assert outcome([*words, "--data-dir", str(tmp_path / place), "-o", "json"]) == 0, words
+            told.append(capsys.readouterr().out.replace(str(tmp_path / place), ""))
+        assert told[0] == told[1], words
+
+
+def test_a_copy_that_became_a_log_forgets_what_it_kept(backup: Path, copied: Path, tmp_path: Path) -> None:
+    """Of a job that was over then: a late word of it counts, though nothing settles the log's own file."""
+    late = shutil.copyfile(backup, tmp_path / "same.duckdb")
+    for path in (copied, late):
+        with EventLog.open(path) as log:
+            assert log.signed_ordinal == 9
+            assert log.copy_into(tmp_path / f"of-{path.name}").ordinal == 14
+            tape = Tape()
+            tape.at += 3 * DAY
+            tape.last = {stream: position.last_seq for stream, position in log.positions.items()}
+            log.append([tape.fact(a_placement("acme/a", attempt=2))])
+    question = "SELECT * FROM v_run ORDER BY run_id"
+    with own_questions(copied) as one, own_questions(late) as two:
+        assert one(question) == two(question)
+        assert len(one(question)) == 3
+        assert one("SELECT count(*) FROM duckdb_tables()") == [(4,)]
+
+
+def test_a_log_whose_writer_was_killed_is_restored_to_its_last_row(backup: Path, tmp_path: Path) -> None:
+    """Its newest rows are in the write-ahead log beside it."""
+    with EventLog.open(Path(shutil.copyfile(backup, tmp_path / "live.duckdb"))) as log:
+        tape = Tape()
+        tape.last = {stream: position.last_seq for stream, position in log.positions.items()}
+        log.append([tape.fact(a_node("node-2"))])
+        (tmp_path / "killed").mkdir()
+        for name in ("live.duckdb", "live.duckdb.wal"):
+            shutil.copyfile(tmp_path / name, tmp_path / "killed" / name)
+    new = tmp_path / "new" / "log" / "main.duckdb"
+    new.parent.mkdir(parents=True)
+    restoring.put_in_place(tmp_path / "killed" / "live.duckdb", new)
+    assert verify(new).rows == 15
+    assert rows_of(new) == rows_of(tmp_path / "live.duckdb")
 
 
 @pytest.mark.integration

@@ -16,7 +16,7 @@ from apportion.contracts.codec import Message
 from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import PoolId
 from apportion.monitor import attest, segments
-from apportion.monitor.log import Stored, messages_of
+from apportion.monitor.log import Stored, messages_of, write_ahead
 from apportion.monitor.manifest import sealed_folder
 from apportion.runtime.embedded import EmbeddedServer
 from apportion.runtime.stream import Bus
@@ -38,22 +38,31 @@ def restore(source: Path, data_dir: Path, pool: str) -> dict[str, Any]:
                 code=Exit.USAGE,
                 hint="Name a new one: --data-dir DIR.",
             )
-    if source.is_dir():
-        rows = segments.import_(source, path).rows
-    else:
-        verdict = attest.verify(source)
-        if verdict.first_bad is not None:
-            bad = verdict.first_bad
-            raise CommandFailed(
-                f"{source} is not what was written: {bad.stream} {bad.stream_seq} (row {bad.ordinal}): {bad.what}",
-                code=Exit.INTEGRITY,
-            )
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if sealed_folder(source).exists():
-            shutil.copytree(sealed_folder(source), sealed_folder(path))
-        shutil.copyfile(source, path)
-        rows = verdict.rows
+    rows = put_in_place(source, path)
     return {"log": str(path), "rows": rows, "streams": run(_fill_bus(path, data_dir, pool))}
+
+
+def put_in_place(source: Path, path: Path) -> int:
+    """Make the log at ``path`` of a log file, a copy of one, or an exported folder; its rows, which are good.
+
+    Raises CommandFailed, SegmentsUnusable, LogUnavailable.
+    """
+    if source.is_dir():
+        return segments.import_(source, path).rows
+    verdict = attest.verify(source)
+    if verdict.first_bad is not None:
+        bad = verdict.first_bad
+        raise CommandFailed(
+            f"{source} is not what was written: {bad.stream} {bad.stream_seq} (row {bad.ordinal}): {bad.what}",
+            code=Exit.INTEGRITY,
+        )
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if sealed_folder(source).exists():
+        shutil.copytree(sealed_folder(source), sealed_folder(path))
+    shutil.copyfile(source, path)
+    if write_ahead(source).exists():  # of a writer that was killed: its newest rows are there
+        shutil.copyfile(write_ahead(source), write_ahead(path))
+    return verdict.rows
 
 
 async def _fill_bus(path: Path, data_dir: Path, pool: str) -> dict[str, int]:

@@ -45,6 +45,8 @@ def looked_into(path: Path) -> Verdict | None:
     with tempfile.TemporaryDirectory(prefix="apportion-verify-") as folder:
         try:
             copy = Path(shutil.copyfile(path, Path(folder) / path.name))
+            if log.write_ahead(path).exists():
+                shutil.copyfile(log.write_ahead(path), log.write_ahead(copy))
             sealed_folder(copy).symlink_to(sealed_folder(path).absolute())
             found = subprocess.run(
                 [sys.executable, "-I", "-m", "apportion.monitor.damage", str(copy)],

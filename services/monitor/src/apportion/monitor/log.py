@@ -338,10 +338,10 @@ class EventLog:
             return log
         generation = log.generation
         log.close()
-        if path.with_name(f"{path.name}.wal").exists():
+        if write_ahead(path).exists():
             return cls.open(path)  # the file isn't all of it; another time
         fresh = path.with_suffix(".anew")
-        for left in (fresh, fresh.with_name(f"{fresh.name}.wal")):
+        for left in (fresh, write_ahead(fresh)):
             left.unlink(missing_ok=True)
         with cls.open(fresh) as new:
             new.take_all(path, generation)
@@ -580,16 +580,25 @@ class EventLog:
         if "checkpoints" not in known:
             connection.execute(f"CREATE TABLE checkpoints({_CHECKPOINTS_BODY})")
             changed = True
-        found = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+        # Copies didn't always say what they are; all that there were before they did are of the first schema.
+        found = {"schema": "1", "views": "", **dict(connection.execute("SELECT key, value FROM meta").fetchall())}
         if found["schema"] != wanted["schema"]:
             raise LogUnavailable(
                 path=self.path, detail=f"its schema is {found['schema']}, and this version writes {SCHEMA}"
             )
+        if settled.OPEN in known:  # a copy that is a log from here on: what it kept is true of its rows of now alone
+            connection.execute("BEGIN")
+            settled.forget(connection, known)
+            connection.execute("COMMIT")
+            changed = True
         if found["views"] != wanted["views"]:
             connection.execute("BEGIN")
             for name, text in views():
                 connection.execute(f"CREATE OR REPLACE VIEW {name} AS {text}")
-            connection.execute("UPDATE meta SET value = ? WHERE key = 'views'", [wanted["views"]])
+            connection.execute("DELETE FROM meta WHERE key IN ('schema', 'views')")
+            connection.execute(
+                "INSERT INTO meta VALUES ('schema', ?), ('views', ?)", [wanted["schema"], wanted["views"]]
+            )
             connection.execute("COMMIT")
             changed = True
         if changed:
@@ -692,7 +701,9 @@ def fill_copy(cursor: "duckdb.DuckDBPyConnection", catalog: str, path: Path, *, 
         if last and noted_in(cursor, '"replica"', "generation") != generation:
             raise NotACopy(path=path, ordinal=last)
         if not last:
-            cursor.execute("INSERT INTO replica.meta VALUES ('generation', ?)", [str(generation)])
+            cursor.execute(
+                "INSERT INTO replica.meta VALUES ('generation', ?), ('schema', ?)", [str(generation), str(SCHEMA)]
+            )
         # Segments are opened only for a copy that lacks rows of theirs.
         rows = "temp.main.events" if last < sealed or (last and last <= sealed) else f"{catalog}.main.events"
         if last and not _is_of(cursor, rows, last):
@@ -775,6 +786,11 @@ def _copied_whole(path: Path, copy: Path) -> Path:
 def log_path(data_dir: Path, pool: PoolId) -> Path:
     """Where a pool's log is, on the machine whose data directory this is."""
     return data_dir / "log" / f"{pool}.duckdb"
+
+
+def write_ahead(path: Path) -> Path:
+    """Where DuckDB has what was committed last and isn't in the log's file yet; there is none after an orderly end."""
+    return path.with_name(f"{path.name}.wal")
 
 
 def check_bus(position: Position, *, first_seq: int, last_seq: int, at_last: Recorded | None) -> None:
@@ -1222,7 +1238,7 @@ def views_in(statement: str, *, is_kept: bool = False) -> list[tuple[str, str]]:
 
 def _keeps_settled(connection: "duckdb.DuckDBPyConnection") -> bool:
     """True where what was opened is a copy that keeps the rows of these very views."""
-    if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'open_events'").fetchall():
+    if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [settled.OPEN]).fetchall():
         return False
     return connection.execute("SELECT value FROM meta WHERE key = 'kept'").fetchall() == [(_views_digest(),)]
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from apportion.monitor import attest, manifest
-from apportion.monitor.log import EventLog, LogError, LogFile, Verdict
+from apportion.monitor.log import EventLog, LogError, LogFile, Verdict, write_ahead
 from apportion.monitor.manifest import Manifest, Segment, Sign
 
 CHECKPOINTS: Final = "checkpoints.jsonl"
@@ -75,7 +75,7 @@ def import_(folder: Path, path: Path) -> Verdict:
             raise SegmentsUnusable(f"{folder} doesn't hold a whole log: row {verdict.rows + 1}: {what}")
     except LogError:
         path.unlink(missing_ok=True)
-        path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
+        write_ahead(path).unlink(missing_ok=True)
         raise
     return verdict
 

@@ -9,7 +9,7 @@ with other views. Each view is written once, over ``events``; here it is read ov
 # ruff: noqa: S608 - what is put into SQL text here is our own names and numbers; values are always parameters
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 SETTLED: Final = ("v_job", "v_run", "v_pending_now", "v_waits", "v_usage", "v_orphans", "v_contradictions")
@@ -22,6 +22,8 @@ them, and keeps them, too.
 """
 SETTLE_EVERY: Final = 5_000
 """So many new events before it is looked which jobs are over: until then they are read with the others."""
+OPEN: Final = "open_events"
+"""The table that tells a copy from a log."""
 CHUNK: Final = 250_000
 """Rows that are gone through at once where a copy is new."""
 
@@ -104,6 +106,14 @@ def settle(connection: Connection, views: Mapping[str, str], *, digest: str, las
             taken = upto
         _note(connection, "settled", last)
     _note(connection, "taken", last)
+
+
+def forget(connection: Connection, tables: Collection[str]) -> None:
+    """Make a log of a copy: it has none of what was kept, whichever version kept it. ``tables`` are those it has."""
+    for name in tables:
+        if name == OPEN or name.startswith("kept_"):
+            connection.execute(f'DROP TABLE "{name}"')
+    connection.execute("DELETE FROM meta WHERE key IN ('kept', 'settled', 'settled_facts', 'taken')")
 
 
 def _note(connection: Connection, key: str, value: int | str) -> None:
