@@ -245,7 +245,9 @@ async def test_a_service_that_was_told_nonsense_ends_the_start_at_once(tmp_path:
     pool.services = {"placer": service}
     service.start(lambda: None)
     try:
-        with pytest.raises(supervisor.ServiceMisconfigured, match=r"placer can't run.*\n.*ageing_s: expected") as caught:
+        with pytest.raises(
+            supervisor.ServiceMisconfigured, match=r"placer can't run.*\n.*ageing_s: expected"
+        ) as caught:
             await pool.wait_ready(timeout_s=600)
     finally:
         await service.stop(1.0)

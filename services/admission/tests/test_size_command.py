@@ -26,8 +26,10 @@ def test_each_line_gets_one_answer_in_order() -> None:
     assert len(answers) == 5
     first, wrong_type, no_json, no_text, wrapped = answers
     assert first["memory_mib_p50"] == sum(first["parts"].values())
-    assert wrong_type == {"line": 3, "error": {"path": "model.batch", "expected": "int", "found": "8"}}
-    assert no_json["line"] == 4
+    assert wrong_type == {
+        "line": 3, "error": {"code": "FieldInvalid", "path": "model.batch", "expected": "int", "found": "8"}
+    }  # fmt: skip
+    assert (no_json["line"], no_json["error"]["code"]) == (4, "NotJson")
     assert no_text["line"] == 5
     assert wrapped["id"] == "job-7"
     assert wrapped["parts"]["dequantisation"] > 0
@@ -91,6 +93,70 @@ def test_the_known_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None
     assert "meta-llama/Llama-3.1-8B config.json" in capsys.readouterr().out
 
 
+def test_the_known_models_are_listed_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    """With all that is known of each, so that nobody has to parse columns."""
+    assert main(["--list", "-o", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["schema"] == "apportion.models/1"
+    assert len(listed["models"]) >= 60
+    assert all(row["source"] and row["params_millions"] > 0 for row in listed["models"])
+    assert main(["--list", "-o", "jsonl"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(listed["models"])
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"name": "qwen3-8b", "context": 4096}, {"name": "qwen3-8b", "context_tokens": 4096}),
+        ({"parameters": 7_000_000_000, "batch_size": 2}, {"params_millions": 7000, "batch": 2}),
+        (
+            {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8},
+            {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8},
+        ),
+        (
+            {"name": "qwen3-8b", "training": {"method": "full", "fsdp": 8}},
+            {"name": "qwen3-8b", "training": {"method": "full", "zero_stage": 3, "data_parallel": 8}},
+        ),
+    ],
+)
+def test_other_common_names_of_a_field_mean_the_same(said: dict[str, object], meant: dict[str, object]) -> None:
+    """As a model's config.json, an engine's flags, or a person says it."""
+    first, second = (json.loads(answer) for answer in size_lines([json.dumps(said), json.dumps(meant)]))
+    assert "error" not in first
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "path", "expected"),
+    [
+        ({"name": "qwen3-8b", "optimiser": "sgd"}, "FieldUnknown", "model.optimiser", "it as training.optimiser"),
+        ({"name": "qwen3-8b", "layer": 3}, "FieldUnknown", "model.layer", "a known field, as layers"),
+        ({"batch": 3}, "FieldInvalid", "model", "a name, params_millions or an architecture"),
+        ({"parameters": 7}, "FieldInvalid", "model.parameters", "parameters one by one, at least 100000, or"),
+        (
+            {"name": "qwen3-8b", "context": 1, "context_tokens": 2},
+            "FieldInvalid",
+            "model.context_tokens",
+            "context_tok",
+        ),
+        (
+            {"name": "qwen3-8b", "training": {"fsdp": 2, "zero_stage": 1}},
+            "FieldInvalid",
+            "model.training.fsdp",
+            "nothing beside zero_stage",
+        ),
+    ],
+)
+def test_what_is_wrong_has_a_code_a_path_and_what_would_do(
+    model: dict[str, object], code: str, path: str, expected: str
+) -> None:
+    """And the request's own id, so that whoever sent many knows which."""
+    (line,) = size_lines([json.dumps({"id": "mine", "model": model})])
+    answer = json.loads(line)
+    assert (answer["line"], answer["id"], answer["error"]["code"], answer["error"]["path"]) == (1, "mine", code, path)
+    assert answer["error"]["expected"].startswith(expected)
+
+
 def test_it_runs_as_a_module() -> None:
     """The process itself, arguments to output."""
     done = subprocess.run(
@@ -107,5 +173,6 @@ def test_a_field_that_is_named_twice_is_no_answer() -> None:
     """One of the two values would be passed over, and nobody could say which was meant."""
     (line,) = size_lines(['{"model": {"name": "llama-3.1-8b", "batch": 2, "batch": 3}}'])
     assert json.loads(line) == {
-        "line": 1, "error": {"path": "batch", "expected": "each field once", "found": "it twice"}
-    }  # fmt: skip
+        "line": 1,
+        "error": {"code": "FieldInvalid", "path": "batch", "expected": "each field once", "found": "it twice"},
+    }

@@ -6,6 +6,7 @@ models, or what the request spelled out. Turning either into bytes is left to `s
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from enum import StrEnum
@@ -20,12 +21,14 @@ from apportion.admission.architecture import (
     total_params,
 )
 from apportion.admission.models import canonical_name, known_model
+from apportion.contracts.causes import Refusal
 
 
 class ModelSpecInvalid(ValueError):
     """A field of a `model` object can't be used; says which, what was expected, and what was found."""
 
-    def __init__(self, *, path: str, expected: str, found: object) -> None:
+    def __init__(self, *, path: str, expected: str, found: object, code: Refusal = Refusal.FIELD_INVALID) -> None:
+        self.code = code
         self.path = path
         self.expected = expected
         self.found = found
@@ -232,14 +235,36 @@ _MLP_SPELLINGS = {
 }
 _ENGINE_SPELLINGS = {"hf": "transformers", "peft": "transformers", "lit-gpt": "litgpt"}
 _FAMILY_SPELLINGS = {"encdec": "encoder-decoder", "seq2seq": "encoder-decoder", "causal": "decoder"}
-# The wire contract's first draft said `precision`; both spellings of a word are common in requests.
+# The wire contract's first draft said `precision`; the others are what models' own config.json and engines say.
 _FIELD_SPELLINGS = {
     "precision": "dtype",
     "quantization": "dtype",
     "quantisation": "dtype",
     "tp": "tensor_parallel",
+    "tensor_parallel_size": "tensor_parallel",
+    "context": "context_tokens",
+    "context_length": "context_tokens",
+    "max_model_len": "context_tokens",
+    "batch_size": "batch",
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "intermediate_size": "intermediate",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "vocab_size": "vocab",
 }
-_TRAINING_FIELD_SPELLINGS = {"optimiser": "optimizer", "gradient_checkpointing": "checkpointing"}
+# Parameters counted one by one.
+_PARAMETER_SPELLINGS = frozenset({"params", "parameters"})
+_PARAMETERS_MIN = 100_000
+_TRAINING_FIELD_SPELLINGS = {
+    "optimiser": "optimizer",
+    "gradient_checkpointing": "checkpointing",
+    "lora_rank": "rank",
+    "zero": "zero_stage",
+}
+# A degree of FSDP's full sharding is ZeRO's third stage over so many devices.
+_FSDP = "fsdp"
+_FULL_SHARDING = 3
 
 _POSITIVE = (
     "params_millions",
@@ -333,7 +358,11 @@ def check(spec: ModelSpec, *, path: str = "model") -> None:
             raise ModelSpecInvalid(
                 path=f"{path}.name", expected="a known model, or params_millions or an architecture", found=spec.name
             )
-        raise ModelSpecInvalid(path=path, expected="a name, params_millions or an architecture", found="none of them")
+        raise ModelSpecInvalid(
+            path=path,
+            expected="a name, params_millions or an architecture",
+            found="none of them",
+        )
     arch = architecture_of(spec)
     if arch.kv_heads > arch.heads:
         raise ModelSpecInvalid(path=f"{path}.kv_heads", expected=f"at most heads ({arch.heads})", found=arch.kv_heads)
@@ -458,10 +487,10 @@ def _respelled(data: dict[object, object], path: str) -> dict[str, object]:
     for key, value in data.items():
         if not isinstance(key, str):
             raise ModelSpecInvalid(path=path, expected="fields named by strings", found=key)
-        target = _FIELD_SPELLINGS.get(key, key)
+        target = "params_millions" if key in _PARAMETER_SPELLINGS else _FIELD_SPELLINGS.get(key, key)
         if target in fields:
             raise ModelSpecInvalid(path=f"{path}.{key}", expected=f"{target} to be said once", found=value)
-        fields[target] = value
+        fields[target] = _millions(value, f"{path}.{key}") if key in _PARAMETER_SPELLINGS else value
     for field, spellings in (
         ("dtype", _DTYPE_SPELLINGS),
         ("kv_dtype", _DTYPE_SPELLINGS),
@@ -490,6 +519,12 @@ def _respelled(data: dict[object, object], path: str) -> dict[str, object]:
                     path=f"{path}.training.{key}", expected=f"{target_key} to be said once", found=value
                 )
             inner[target_key] = value
+        if _FSDP in inner:
+            if twice := sorted({"zero_stage", "data_parallel"} & {str(key) for key in inner}):
+                raise ModelSpecInvalid(
+                    path=f"{path}.training.{_FSDP}", expected=f"nothing beside {twice[0]}", found=inner[_FSDP]
+                )
+            inner |= {"zero_stage": _FULL_SHARDING, "data_parallel": inner.pop(_FSDP)}
         inner.update(_plain_word(inner, "optimizer", _OPTIMIZER_SPELLINGS))
         inner.update(_plain_word(inner, "method", {}))
         fields["training"] = inner
@@ -498,6 +533,14 @@ def _respelled(data: dict[object, object], path: str) -> dict[str, object]:
     if isinstance(said, dict) and said.get("method") == Method.QLORA.value:
         fields.setdefault("dtype", Dtype.NF4.value)
     return fields
+
+
+def _millions(value: object, path: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= _PARAMETERS_MIN:
+        raise ModelSpecInvalid(
+            path=path, expected=f"parameters one by one, at least {_PARAMETERS_MIN}, or params_millions", found=value
+        )
+    return value / 1_000_000
 
 
 def _plain_word(
@@ -514,10 +557,12 @@ def _invalid_from(message: str, fields: dict[str, object], path: str) -> ModelSp
     """Our error from msgspec's sentence, which ends in the place: "Expected `int`, got `str` - at `$.batch`"."""
     what, _, place = message.partition(" - at `$")
     steps = [step for step in place.rstrip("`").split(".") if step]
+    code = Refusal.FIELD_INVALID
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
     if unknown is not None:
+        code = Refusal.FIELD_UNKNOWN
+        expected = _known_fields(unknown.group(1), steps)
         steps.append(unknown.group(1))
-        expected = "a known field"
     else:
         expected = what
         wanted = re.match(r"Expected `(.*?)`", what)
@@ -528,7 +573,16 @@ def _invalid_from(message: str, fields: dict[str, object], path: str) -> ModelSp
     found: object = fields
     for step in steps:
         found = found.get(step) if isinstance(found, dict) else None
-    return ModelSpecInvalid(path=".".join([path, *steps]), expected=expected, found=found)
+    return ModelSpecInvalid(path=".".join([path, *steps]), expected=expected, found=found, code=code)
+
+
+def _known_fields(name: str, steps: list[str]) -> str:
+    """What may stand there: the field that the name looks like, or where else it belongs, or all that there are."""
+    kind = Training if steps == ["training"] else ModelSpec
+    if kind is ModelSpec and _TRAINING_FIELD_SPELLINGS.get(name, name) in {*Training.__struct_fields__, _FSDP}:
+        return f"it as training.{name}"
+    alike = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
+    return f"a known field, as {alike[0]}" if alike else f"one of {', '.join(kind.__struct_fields__)}"
 
 
 def _choices(field: str) -> str:

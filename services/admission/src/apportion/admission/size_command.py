@@ -16,13 +16,15 @@ import msgspec
 from apportion.admission.model_spec import ModelSpecInvalid, parse_model
 from apportion.admission.models import MODELS
 from apportion.admission.sizing import Sizing, estimate
+from apportion.contracts.causes import Refusal
 
 
 def size_lines(lines: Iterable[str | bytes]) -> Iterator[str]:
     """One JSON line for each line that isn't blank: the sizing of its `model` object, or what is wrong with it.
 
     A line is the object itself, or a job request that holds it in `model`. A line that can't be sized gives
-    `{"line": 3, "error": {"path": "model.batch", "expected": "int", "found": "8"}}`; the others are sized all the same.
+    `{"line": 3, "error": {"code": "FieldInvalid", "path": "model.batch", "expected": "int", "found": "8"}}`, with its
+    `id` where it has one; the others are sized all the same.
     """
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -40,19 +42,20 @@ def _answer(line: str | bytes, number: int) -> object:
     # A line may be no UTF-8, or be nested without end; msgspec reports both with builtin errors.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         text = line.decode(errors="replace") if isinstance(line, bytes) else line
-        return _error(number, path="", expected=f"JSON ({err})", found=text.strip()[:200])
-    if (twice := _named_twice(line)) is not None:
-        return _error(number, path=twice, expected="each field once", found="it twice")
-    model = data.get("model", data) if isinstance(data, dict) else data
-    try:
-        sizing = size_one(model)
-    except ModelSpecInvalid as err:
-        return _error(number, path=err.path, expected=err.expected, found=err.found)
-    answer = msgspec.to_builtins(sizing)
+        return _error(
+            number, ModelSpecInvalid(path="", expected=f"JSON ({err})", found=text.strip()[:200], code=Refusal.NOT_JSON)
+        )
     # Whoever joins answers to requests finds their own key again.
-    if isinstance(data, dict) and isinstance(data.get("id"), str):
-        answer = {"id": data["id"], **answer}
-    return answer
+    name = {"id": data["id"]} if isinstance(data, dict) and isinstance(data.get("id"), str) else {}
+    if (twice := _named_twice(line)) is not None:
+        return _error(number, ModelSpecInvalid(path=twice, expected="each field once", found="it twice"), name)
+    model = data.get("model", data) if isinstance(data, dict) else data
+    if model is data and name:
+        model = {key: value for key, value in data.items() if key != "id"}
+    try:
+        return {**name, **msgspec.to_builtins(size_one(model))}
+    except ModelSpecInvalid as err:
+        return _error(number, err, name)
 
 
 def _named_twice(line: str | bytes) -> str | None:
@@ -68,8 +71,9 @@ def _named_twice(line: str | bytes) -> str | None:
     return found[0] if found else None
 
 
-def _error(number: int, *, path: str, expected: str, found: object) -> dict[str, object]:
-    return {"line": number, "error": {"path": path, "expected": expected, "found": _shown(found)}}
+def _error(number: int, err: ModelSpecInvalid, name: dict[str, str] | None = None) -> dict[str, object]:
+    said = {"code": err.code.value, "path": err.path, "expected": err.expected, "found": _shown(err.found)}
+    return {"line": number, **(name or {}), "error": said}
 
 
 def _shown(found: object) -> object:
@@ -143,14 +147,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensor-parallel", type=int, help="devices that share each matrix")
     parser.add_argument("--engine", help="transformers, vllm, litgpt, sglang, tgi, other")
     parser.add_argument("--measure", help="what p50 counts: allocator (tensors) or device (with the context)")
-    parser.add_argument("-o", "--output", choices=("text", "json", "jsonl"), default="text")
+    parser.add_argument("-o", "--output", choices=("text", "table", "json", "jsonl"), default="text")
 
 
 def run(arguments: argparse.Namespace, *, out: TextIO, err: TextIO, stdin: Iterable[str]) -> int:
     """The exit status: 0, or 2 where something couldn't be sized."""
     if arguments.list:
         rows = sorted(MODELS, key=lambda model: model.name)
-        out.writelines(f"{row.name:<32}{row.params_millions:>9} M  {row.source}\n" for row in rows)
+        if arguments.output in {"text", "table"}:
+            out.writelines(f"{row.name:<32}{row.params_millions:>9} M  {row.source}\n" for row in rows)
+        elif arguments.output == "jsonl":
+            out.writelines(msgspec.json.encode(row).decode() + "\n" for row in rows)
+        else:
+            out.write(msgspec.json.encode({"schema": "apportion.models/1", "models": rows}).decode() + "\n")
         return 0
     if arguments.file is not None:
         if arguments.file == "-":
@@ -167,7 +176,7 @@ def run(arguments: argparse.Namespace, *, out: TextIO, err: TextIO, stdin: Itera
     except ModelSpecInvalid as error:
         err.write(f"{error}\n")
         return 2
-    out.write(_table(sizing) if arguments.output == "text" else msgspec.json.encode(sizing).decode())
+    out.write(_table(sizing) if arguments.output in {"text", "table"} else msgspec.json.encode(sizing).decode())
     out.write("\n")
     return 0
 

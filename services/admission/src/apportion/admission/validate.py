@@ -123,7 +123,7 @@ def sized(
         sizing = estimate(parse_model(msgspec.to_builtins(request.model)))
     except ModelSpecInvalid as err:
         return Refused(
-            code=Refusal.FIELD_INVALID,
+            code=err.code,
             field=err.path,
             expected=bounded(err.expected),
             found="nothing" if err.found is None else shown(err.found),
