@@ -9,8 +9,9 @@ import pytest
 from apportion.cli.app import outcome
 from apportion.contracts import events as ev
 from apportion.contracts.envelope import Stream
-from apportion.contracts.testing import a_job, a_job_request, a_node, a_placement
+from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement
 from apportion.monitor.log import EventLog
+from apportion.monitor.segments import seal
 from apportion.monitor.signing import Checkpoint, key_path, signer_at
 from apportion.monitor.testing import Tape
 
@@ -47,7 +48,47 @@ def asked(capsys: pytest.CaptureFixture[str], data_dir: Path, *words: str) -> di
     return found
 
 
-def test_a_stopped_pools_log_is_sealed_and_asked(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def sealed(data_dir: Path) -> None:
+    """As the pool's monitor does it."""
+    with EventLog.open(data_dir / "log" / "main.duckdb") as log:
+        seal(log, NOON + 9 * DAY, signer_at(key_path(data_dir)).sign)
+
+
+def test_nobody_seals_the_log_of_a_stopped_pool(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who ordered it would be in no log: the command says what to do instead, and nothing is changed."""
+    assert outcome(["log", "seal", "--reason", "space", "--data-dir", str(data_dir)]) == 2
+    told = capsys.readouterr().err
+    assert "running pool" in told
+    assert "apportion up" in told
+    assert not (data_dir / "log" / "main.sealed").exists()
+
+
+def test_the_retention_is_listed(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Newest last; where nobody said anything, that."""
+    assert outcome(["log", "retention", "ls", "--data-dir", str(data_dir)]) == 0
+    assert "for ever" in capsys.readouterr().err
+    with EventLog.open(data_dir / "log" / "main.duckdb") as log:
+        tape = Tape()
+        tape.at += 3 * DAY
+        tape.last = {stream: position.last_seq for stream, position in log.positions.items()}
+        said = [(90, False), (0, True)]
+        log.append(
+            [
+                tape.fact(
+                    ev.LogRetentionChanged(
+                        payload_days=days, seal_daily=is_sealed, actor="user:ann", reason="7", answers=4
+                    )
+                )
+                for days, is_sealed in said
+            ]
+        )
+    rows = asked(capsys, data_dir, "log", "retention", "ls")["retention"]
+    assert isinstance(rows, list)
+    assert [(row["payload_days"], row["seal_daily"]) for row in rows] == said
+    assert outcome(["log", "retention", "--data-dir", str(data_dir)]) == 2, "options belong to ls"
+
+
+def test_a_sealed_log_of_a_stopped_pool_is_asked(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The days that have ended, listed; then SQL, verify, the past and holds say what they said before."""
     questions = (
         ("sql", "SELECT count(*), max(ordinal) FROM v_event"),
@@ -57,13 +98,10 @@ def test_a_stopped_pools_log_is_sealed_and_asked(data_dir: Path, capsys: pytest.
     )
     before = [asked(capsys, data_dir, *words) for words in questions]
     verdict = asked(capsys, data_dir, "log", "verify")
-    made = asked(capsys, data_dir, "log", "seal", "--reason", "space")
-    assert asked(capsys, data_dir, "log", "seal", "--reason", "space")["segments"] == []
-    listed = asked(capsys, data_dir, "log", "segments")
-    for one in (made, listed):
-        segments = one["segments"]
-        assert isinstance(segments, list)
-        assert [(row["day"], row["rows"]) for row in segments] == [("2026-09-01", 3), ("2026-09-02", 2)]
+    sealed(data_dir)
+    listed = asked(capsys, data_dir, "log", "segments")["segments"]
+    assert isinstance(listed, list)
+    assert [(row["day"], row["rows"]) for row in listed] == [("2026-09-01", 3), ("2026-09-02", 2)]
     rows = ("rows", "holds")
     after = [asked(capsys, data_dir, *words) for words in questions]
     assert [[one.get(key) for key in rows] for one in after] == [[one.get(key) for key in rows] for one in before]
@@ -76,7 +114,7 @@ def test_a_sealed_log_without_its_folder_says_what_is_missing(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A backup of the file alone is none."""
-    asked(capsys, data_dir, "log", "seal", "--reason", "space")
+    sealed(data_dir)
     shutil.rmtree(data_dir / "log" / "main.sealed")
     assert outcome(["log", "verify", "--data-dir", str(data_dir)]) == 9
     assert "manifest of sealed segments can't be read" in capsys.readouterr().out

@@ -187,7 +187,7 @@ def test_a_copy_is_a_log_to_every_command(
         shutil.copyfile(source, tmp_path / place / "log" / "main.duckdb")
     owning: tuple[tuple[str, ...], ...] = (
         ("sql", "SELECT * FROM v_job ORDER BY job_id"), ("audit", "acme/a"), ("jobs", "--all"),
-        ("log", "seal", "--reason", "drill"), ("sql", "SELECT * FROM v_usage ORDER BY run_id"), ("log", "segments"),
+ ("sql", "SELECT * FROM v_usage ORDER BY run_id"), ("log", "segments"),
     )  # fmt: skip
     for words in owning:
         told = []

@@ -217,7 +217,7 @@ def test_a_log_without_what_a_job_said_is_replayed_and_says_which_decisions_rest
         rows = log.ask(f"SELECT ordinal, stream_seq {about} ORDER BY ordinal", [said]).rows
         assert len(rows) == 3
         for ordinal, _ in rows:
-            log.erase(ordinal, rewrite=lambda: None)
+            log.erase([ordinal], rewrite=lambda _: None)
     without = replay_all(path)
     assert without["differences"] == 0
     assert without["erased"][0]["rests_on"] == (f"wishes {rows[0][1]} (acme/j0)",)

@@ -968,3 +968,40 @@ def test_what_changes_about_who_is_let_in_is_a_fact_with_actor_and_reason() -> N
     assert judged.would == ("It is recorded that a key of viewer-jane is made.",)
     assert isinstance(refused, ev.NodeWishRejected)
     assert refused.code is Refusal.NOT_PERMITTED
+
+
+def test_retention_is_ordered_each_midnight_by_who_set_it() -> None:
+    """Sealing and forgetting, each a fact with actor, reason and cause; nothing twice, and what is set replaces."""
+    day = 86_400_000_000_000
+    midnight = NOON // day * day
+    pool = Pool()
+    pool.wish(ev.LogRetentionChangeRequested(payload_days=2, seal_daily=True, reason="policy 7"), actor="user:ann")
+    pool.wish(ev.LogRetentionChangeRequested(payload_days=3, reason="policy 7", dry_run=True))
+    pool.wish(ev.LogRetentionChangeRequested(payload_days=1, reason="mine"), tenant=ACME)
+    said, judged, refused, seal, forget = pool.decided()
+    assert said == ev.LogRetentionChanged(
+        payload_days=2, seal_daily=True, actor="user:ann", reason="policy 7", answers=1, caused_by="wish-1"
+    )
+    assert isinstance(judged, ev.NodeWishJudged)
+    assert any("3 days" in word for word in judged.would)
+    assert isinstance(refused, ev.NodeWishRejected)
+    assert refused.code is Refusal.NOT_PERMITTED
+    assert isinstance(seal, ev.LogSealOrdered)
+    assert isinstance(forget, ev.PayloadsEraseOrdered)
+    assert (seal.before_at, seal.actor, seal.reason, seal.answers) == (midnight, "user:ann", "retention: policy 7", 0)
+    assert (forget.before_at, forget.actor, forget.reason) == (midnight - 2 * day, "user:ann", "retention: policy 7")
+    assert seal.caused_by == forget.caused_by
+    assert pool.decided() == [], "once a day"
+
+    pool = Pool(state=core.restore(core.snapshot(pool.state)))
+    assert core.wake_at(pool.state, NOON) == midnight + day
+    assert core.decide(pool.state, NOON + 300 * day) == [], "a clock that jumped ahead: nobody else says so"
+    pool.state.retention.last_at = NOON + day
+    assert [type(fact).__name__ for fact in core.decide(pool.state, NOON + day)] == [
+        "LogSealOrdered", "PayloadsEraseOrdered",
+    ]  # fmt: skip
+    pool.wish(ev.LogRetentionChangeRequested(reason="for ever again"))
+    assert [type(fact).__name__ for fact in pool.decided()][-1] == "LogRetentionChanged"
+    pool.state.retention.last_at = NOON + 9 * day
+    assert core.decide(pool.state, NOON + 9 * day) == []
+    assert core.wake_at(pool.state, NOON) is None

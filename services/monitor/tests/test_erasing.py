@@ -9,7 +9,7 @@ import pytest
 from apportion.contracts import events as ev
 from apportion.contracts.causes import Refusal, RowOf
 from apportion.contracts.envelope import Stream, Undecodable
-from apportion.contracts.ids import JobId, NodeId, RunId
+from apportion.contracts.ids import JobId, NodeId, RunId, TenantId
 from apportion.contracts.testing import NOON, a_job, a_job_request, a_node, a_placement
 from apportion.monitor import segments
 from apportion.monitor.attest import verify
@@ -30,9 +30,15 @@ A = JobId("acme/a")
 
 def a_life(tape: Tape) -> list[Recorded]:
     """A job's whole life on the first day, with a name in it; another's on the second, and one more row."""
+    rows = a_first_day(tape)
+    tape.at += DAY
+    return [*rows, tape.wish(a_job_request(job_id="b")), tape.fact(a_job("b", answers=2))]
+
+
+def a_first_day(tape: Tape) -> list[Recorded]:
     request = a_job_request(job_id="a")
     named = ev.Workload(command=(SECRET.decode(),))
-    rows = [
+    return [
         tape.wish(ev.JobRequested(queue="main", job_id="a", workload=named, resources=request.resources)),
         tape.fact(a_node()),
         tape.fact(a_job("a", command=(SECRET.decode(),))),
@@ -40,8 +46,6 @@ def a_life(tape: Tape) -> list[Recorded]:
         tape.fact(ev.RunReleased(run_id=RunId("acme/a/0/1"), node_id=NodeId("node-1"), released_at=NOON)),
         tape.fact(ev.JobSucceeded(job_id=A, attempts=1, wait_ms=1, run_ms=1)),
     ]
-    tape.at += DAY
-    return [*rows, tape.wish(a_job_request(job_id="b")), tape.fact(a_job("b", answers=2))]
 
 
 def order(tape: Tape, row: Recorded, *, job_id: JobId = A, answers: int = 9) -> Recorded:
@@ -161,3 +165,101 @@ def test_a_payload_that_is_gone_without_an_order_shows(tmp_path: Path) -> None:
     bad = verify(path).first_bad
     assert bad is not None
     assert (bad.ordinal, bad.what) == (3, "its payload is gone, and nobody ordered that")
+
+
+def a_year(tape: Tape) -> list[Recorded]:
+    """On the first day one job ends, one is refused, one begins to run; on the third another comes and ends."""
+    refused = ev.JobRejected(
+        job_id=JobId("acme/no"), tenant=TenantId("acme"), wish_id="w", code=Refusal.QUEUE_NOT_FOUND, answers=2
+    )
+    rows = [
+        *a_first_day(tape),
+        tape.wish(a_job_request(job_id="no")),
+        tape.fact(refused),
+        tape.wish(a_job_request(job_id="runs")),
+        tape.fact(a_job("runs", answers=3)),
+    ]
+    tape.at += DAY
+    rows += [
+        tape.wish(a_job_request(job_id="no")),
+        tape.fact(a_job("no", answers=4)),
+        tape.wish(a_job_request(job_id="late")),
+        tape.fact(a_job("late", answers=5)),
+        tape.fact(ev.JobSucceeded(job_id=JobId("acme/late"), attempts=1, wait_ms=1, run_ms=1)),
+        tape.wish(a_job_request(job_id="newest")),
+    ]
+    tape.at += DAY
+    return rows
+
+
+def forget(tape: Tape, before_at: int) -> Recorded:
+    return tape.fact(ev.PayloadsEraseOrdered(before_at=before_at, actor="user:ann", reason="retention: policy 7"))
+
+
+FORGOTTEN = (
+    "SELECT list(concat(split_part(type, '.', 1), ' ', job_id) ORDER BY ordinal) FROM events WHERE payload IS NULL"
+)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_what_jobs_said_is_forgotten_in_its_time_and_the_chain_holds(is_sealed: bool, tmp_path: Path) -> None:
+    """Of jobs that had ended or were refused by then, once each; of what runs, or came again, nothing."""
+    path = tmp_path / "log.duckdb"
+    first = ["JobRequested acme/a", "JobAdmitted acme/a", "RunPlaced acme/a", "JobRequested acme/no"]
+    with EventLog.open(path) as log:
+        tape = Tape()
+        log.append(a_year(tape))
+        log.signed_ordinal = log.head.ordinal
+        if is_sealed:
+            log.append([tape.fact(a_node())])
+            log.signed_ordinal = log.head.ordinal
+            assert len(segments.seal(log, NOON + 9 * DAY, OURS.sign)) == 2
+        asyncio.run(kept(log, [forget(tape, NOON // DAY * DAY + DAY)]))
+        assert log.ask(FORGOTTEN).rows == [(first,)]
+        assert log.generation == 1, "all at once"
+    assert verify(path).ok
+    with EventLog.open(path) as log:  # the next life finds the order again, and nothing to do
+        asyncio.run(kept(log, [tape.fact(a_node("node-2"))]))
+        assert log.generation == 1
+        asyncio.run(kept(log, [forget(tape, NOON // DAY * DAY + 2 * DAY)]))
+        assert log.ask(FORGOTTEN).rows == [([*first, "JobRequested acme/late", "JobAdmitted acme/late"],)]
+        assert log.ask("SELECT what, until IS NULL, actor FROM v_keeping ORDER BY ordinal").rows == [
+            ("forget", False, "user:ann"), ("forget", False, "user:ann"),
+        ]  # fmt: skip
+    verdict = verify(path)
+    assert verdict.ok, verdict.first_bad
+    assert SECRET not in whole(path).read_bytes()
+    with duckdb.connect(str(path)) as connection:
+        row = connection.execute("SELECT max(ordinal) FROM events").fetchone()
+        assert row is not None
+        connection.execute("UPDATE events SET payload = NULL WHERE ordinal = ?", row)
+    bad = verify(path).first_bad
+    assert bad is not None
+    assert "nobody ordered that" in bad.what
+
+
+def test_nothing_but_what_the_order_covers_may_be_gone(tmp_path: Path) -> None:
+    """A live job's words, and those of one that ended later: the chain holds, and it shows all the same."""
+    for row in (10, 12, 14, 15):
+        path = tmp_path / f"log-{row}.duckdb"
+        with EventLog.open(path) as log:
+            tape = Tape()
+            log.append([*a_year(tape), forget(tape, NOON // DAY * DAY + DAY)])
+        with duckdb.connect(str(path)) as connection:
+            connection.execute("UPDATE events SET payload = NULL WHERE ordinal = ?", [row])
+        bad = verify(path).first_bad
+        assert bad is not None
+        assert (bad.ordinal, "nobody ordered that" in bad.what) == (row, True)
+
+
+def test_a_hold_keeps_from_being_forgotten_until_it_is_released(tmp_path: Path) -> None:
+    path = tmp_path / "log.duckdb"
+    with EventLog.open(path) as log:
+        tape = Tape()
+        log.append([*a_year(tape), hold(tape, tenant="acme")])
+        asyncio.run(kept(log, [forget(tape, NOON // DAY * DAY + 3 * DAY), tape.fact(a_node("node-2"))]))
+        assert log.ask(FORGOTTEN).rows == [(None,)]
+        released = tape.fact(ev.LegalHoldReleased(hold_id="hold-7", actor="user:bob", reason="settled", answers=8))
+        asyncio.run(kept(log, [released, tape.fact(a_node("node-3"))]))
+        assert len(log.ask(FORGOTTEN).rows[0][0]) == 6
+    assert verify(path).ok

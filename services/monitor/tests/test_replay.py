@@ -193,7 +193,7 @@ def test_a_decision_that_rests_on_an_erased_payload_is_told_and_is_no_difference
     with EventLog.open(tmp_path / "log.duckdb") as log:
         log.append(rows)
         for ordinal in (1, 3):
-            log.erase(ordinal, rewrite=lambda: None)
+            log.erase([ordinal], rewrite=lambda _: None)
     cores = {ADMISSION: a_core(admit_all), PLACER: a_core(place_all)}
     report = replay_verify(tmp_path / "log.duckdb", cores)
     assert [(one.author, one.first_seq, one.rests_on) for one in report.erased] == [

@@ -25,31 +25,72 @@ _COLUMNS = ("day", "rows", "first_ordinal", "last_ordinal", "file")
 def log_seal(*, before: str | None, **options: Any) -> int:
     """Make past days of the log segments: signed Parquet files beside it, a day each; operators only.
 
-    Nothing that the log says changes: every question, `log verify` and `replay` go on over both. A running pool's
-    monitor does it once the rows are signed; the log of a pool that is stopped is sealed at once.
+    Nothing that the log says changes: every question, `log verify` and `replay` go on over both. The monitor does it
+    once the rows are signed, and the order is a fact in the log; so nobody seals a pool that is stopped.
+    `apportion log retention set --seal-daily` has it done each day.
     """
-    from apportion.cli.moments import instant
+    from apportion.contracts.events import LogSealRequested
 
     place = place_of(options["data_dir"], options["pool"], options["bus_url"])
-    now = time.time_ns()
-    before_at = now if before is None else instant(before, first_at=0, last_at=now, option="--before")
-    if place.note is not None or options["dry_run"] or options["bus_url"] is not None:
-        from apportion.contracts.events import LogSealRequested
+    if place.note is None and options["bus_url"] is None:
+        raise CommandFailed(
+            f"expected a running pool, whose log has who ordered what; found none in {place.data_dir}",
+            code=Exit.USAGE,
+            hint="Start it (apportion up) and ask again, or name its bus: --bus-url. A backup needs no sealing: "
+            "apportion log export.",
+        )
+    return ask_wish(LogSealRequested, options, before=_timestamp(before, "--before"))
 
-        return ask_wish(LogSealRequested, options, before=_timestamp(before, "--before"))
-    from apportion.monitor.log import EventLog
-    from apportion.monitor.segments import seal
-    from apportion.monitor.signing import key_path, signer_at
 
-    path = log_of(place)
-    if not path.exists():
-        raise CommandFailed(f"expected an event log at {path}, found none", code=Exit.NOT_FOUND)
-    with EventLog.open(path) as log:
-        made = seal(log, min(before_at, now), signer_at(key_path(place.data_dir)).sign)
-    print_rows(_shown(made), kind="segments", output=options["output"], columns=_COLUMNS, name="file")
-    if options["output"] in {"table", "wide"}:
-        say(f"{len(made)} days sealed" if made else "nothing to seal: no whole day before the newest row is signed")
-    return Exit.OK
+@log_group.group("retention", invoke_without_command=True)
+@click.pass_context
+def log_retention(context: click.Context) -> None:
+    """How long the log keeps what, by itself. Without a command: what was said of it, the newest last."""
+    if context.invoked_subcommand is None:
+        context.invoke(log_retention_ls)
+
+
+@log_retention.command("ls")
+@output_option
+@pool_options
+def log_retention_ls(
+    *, output: str = "table", data_dir: str | None = None, pool: str | None = None, bus_url: str | None = None
+) -> None:
+    """What was said of how long the log keeps what, the newest last: that one is in force."""
+    from apportion.cli.question import ask_sql
+
+    found = run(
+        ask_sql(
+            place_of(data_dir, pool, bus_url),
+            "SELECT coalesce(CAST(body -> '$.payload_days' AS BIGINT), 0) AS payload_days, "
+            "coalesce(CAST(body -> '$.seal_daily' AS BOOLEAN), false) AS seal_daily, recorded, actor, "
+            "body ->> '$.reason' AS reason FROM v_event WHERE kind = 'LogRetentionChanged' ORDER BY ordinal",
+        )
+    )
+    columns = ("payload_days", "seal_daily", "recorded", "actor", "reason")
+    print_rows(found.rows, kind="retention", output=output, columns=columns, name="recorded")
+    if not found.rows and output in {"table", "wide"}:
+        say("nobody said anything: payloads are kept for ever, and days are sealed when somebody asks")
+
+
+@log_retention.command("set")
+@click.option(
+    "--payload-days",
+    type=click.IntRange(0, 36_500),
+    default=0,
+    help="Keep what a job said so many days after its end. Default: 0, for ever.",
+)
+@click.option("--seal-daily", is_flag=True, help="Seal each day once it has ended. Default: only when asked.")
+@wish_options(is_reason_required=True)
+def log_retention_set(*, payload_days: int, seal_daily: bool, **options: Any) -> int:
+    """Have the monitor seal days and forget what jobs said, each midnight (UTC), from now on. Operators only.
+
+    Each time is a fact with your name and reason. What is forgotten is what `log erase` erases, of every job that ended
+    so long ago or was refused; a legal hold keeps what it covers. Nobody can bring it back; try --dry-run.
+    """
+    from apportion.contracts.events import LogRetentionChangeRequested
+
+    return ask_wish(LogRetentionChangeRequested, options, payload_days=payload_days, seal_daily=seal_daily)
 
 
 @log_group.command("segments")

@@ -148,6 +148,8 @@ def sentence(row: Row) -> str:
         case "PayloadEraseOrdered":
             what = f"{body.get('stream')} {body.get('stream_seq')}"
             return f"what {what} said is to be erased from the log, by {row['actor']}{_reason(body)}"
+        case "PayloadsEraseOrdered":
+            return f"what jobs that had ended long before had said is to be erased, by {row['actor']}{_reason(body)}"
         case "LateFactIgnored":
             return f"something came too late to count: {body.get('why')}"
         case "WishRejected":

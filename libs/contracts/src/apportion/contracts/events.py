@@ -820,6 +820,21 @@ class PayloadEraseRequested(Wish, frozen=True, kw_only=True, tag="PayloadEraseRe
     dry_run: bool = False
 
 
+class LogRetentionChangeRequested(Wish, frozen=True, kw_only=True, tag="LogRetentionChangeRequested.v1"):
+    """An operator asks that the log is kept so from now on. Answered by LogRetentionChanged or NodeWishRejected.
+
+    What is not said goes back to what holds where nobody asks: sealed by hand, payloads kept for ever.
+    """
+
+    ANSWERED_BY: ClassVar[Author] = MONITOR
+    payload_days: Annotated[int, Meta(ge=0, le=36_500)] = 0
+    """What a job said is kept for so many days after its end; 0: for ever."""
+    seal_daily: bool = False
+    """Whether each day becomes a sealed segment once it has ended."""
+    reason: Reason
+    dry_run: bool = False
+
+
 class KeyChangeRequested(Wish, frozen=True, kw_only=True, tag="KeyChangeRequested.v1"):
     """Whoever keeps the pool's keys says that who is let in has changed. Answered by KeyChanged or NodeWishRejected.
 
@@ -2067,6 +2082,7 @@ class LogSealOrdered(Fact, frozen=True, kw_only=True, tag="LogSealOrdered.v1"):
     actor: str
     reason: str
     answers: int
+    """0: ordered by the retention in force, which ``caused_by`` names."""
 
 
 class LegalHoldPlaced(Fact, frozen=True, kw_only=True, tag="LegalHoldPlaced.v1"):
@@ -2105,6 +2121,32 @@ class PayloadEraseOrdered(Fact, frozen=True, kw_only=True, tag="PayloadEraseOrde
     stream_seq: int
     job_id: JobId
     recorded_at: Instant
+    actor: str
+    reason: str
+    answers: int
+
+
+class PayloadsEraseOrdered(Fact, frozen=True, kw_only=True, tag="PayloadsEraseOrdered.v1"):
+    """The log forgets what jobs that had ended by this instant had said, by the retention in force. Written by monitor.
+
+    The payloads of their JobRequested, JobAdmitted and RunPlaced; digests stay, so that the chain still holds. What a
+    hold keeps stays until that ends.
+    """
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    before_at: Instant
+    actor: str
+    """Who set the retention."""
+    reason: str
+
+
+class LogRetentionChanged(Fact, frozen=True, kw_only=True, tag="LogRetentionChanged.v1"):
+    """The log is kept so from here on. Written by monitor, which orders by itself what is due each midnight (UTC)."""
+
+    AUTHOR: ClassVar[Author] = MONITOR
+    payload_days: int = 0
+    """What a job said is kept for so many days after its end; 0: for ever."""
+    seal_daily: bool = False
     actor: str
     reason: str
     answers: int
@@ -2239,6 +2281,7 @@ MonitorWish = (
     | LegalHoldRequested
     | LegalHoldReleaseRequested
     | PayloadEraseRequested
+    | LogRetentionChangeRequested
     | KeyChangeRequested
 )
 AnyWish = JobWish | MonitorWish
@@ -2317,6 +2360,8 @@ MonitorFact = (
     | LegalHoldPlaced
     | LegalHoldReleased
     | PayloadEraseOrdered
+    | PayloadsEraseOrdered
+    | LogRetentionChanged
     | KeyChanged
 )
 AnyFact = LeaseClaimed | JobFact | PlacerFact | AgentFact | MonitorFact

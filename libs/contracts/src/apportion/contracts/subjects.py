@@ -231,7 +231,14 @@ def fact(pool: PoolId, author: Author, event: ev.Fact) -> str:
             return f"{prefix}.rates"
         case ev.AuditQueryRun():
             return f"{prefix}.audit"
-        case ev.LogSealOrdered() | ev.LegalHoldPlaced() | ev.LegalHoldReleased() | ev.PayloadEraseOrdered():
+        case (
+            ev.LogSealOrdered()
+            | ev.LegalHoldPlaced()
+            | ev.LegalHoldReleased()
+            | ev.PayloadEraseOrdered()
+            | ev.PayloadsEraseOrdered()
+            | ev.LogRetentionChanged()
+        ):
             return f"{prefix}.log"
         case ev.KeyChanged():
             return f"{prefix}.keys"

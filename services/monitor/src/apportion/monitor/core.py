@@ -26,12 +26,13 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Thaw
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import MONITOR, NodeId, node_of_author
-from apportion.monitor import alerts, faults, holds, misfits, moves
+from apportion.monitor import alerts, faults, holds, misfits, moves, retention
 from apportion.monitor.alerts import RULES, Alerts, Levels, Rule
 from apportion.monitor.faults import Faults
 from apportion.monitor.holds import Holds
 from apportion.monitor.misfits import Misfits
 from apportion.monitor.moves import Moves
+from apportion.monitor.retention import Retention
 from apportion.monitor.wishes import AskedWish, Situation, answered, asked_of_us
 from apportion.pool.state import NodeState, NodeView, Pool
 from apportion.pool.state import evolve as evolve_pool
@@ -53,9 +54,10 @@ _RULES: Final = (
     " moves told by moves, from the last checkpoint of all replicas;"
     " alerts by their rules, from measures;"
     " faults by operators, where they are on, until their time is up;"
+    " days sealed and what jobs said forgotten by the retention in force, at midnight in UTC;"
     " settings: suspect_ms lease_ms freeze_ms self_cordon alert_rules faults"
 )
-POLICY: Final = f"liveness@7#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
+POLICY: Final = f"liveness@8#{hashlib.sha256(_RULES.encode()).hexdigest()[:12]}"
 RULE: Final = "silence"
 """Named in NodeLost: what made the monitor say so."""
 
@@ -137,6 +139,7 @@ class State(Struct, kw_only=True):
     alerts: Alerts = msgspec.field(default_factory=Alerts)
     faults: Faults = msgspec.field(default_factory=Faults)
     holds: Holds = msgspec.field(default_factory=Holds)
+    retention: Retention = msgspec.field(default_factory=Retention)
     alert_rules: str = ""
     """Rules that differ from alerts.RULES, as JSON; empty: none."""
     rules: tuple[Rule, ...] = RULES
@@ -178,6 +181,7 @@ class Snapshot(Struct, kw_only=True):
     alerts: Alerts
     faults: Faults
     holds: Holds
+    retention: Retention
     alert_rules: str
     fenced: dict[NodeId, Fence]
 
@@ -209,6 +213,7 @@ def snapshot(state: State) -> bytes:
             alerts=state.alerts,
             faults=state.faults,
             holds=state.holds,
+            retention=state.retention,
             alert_rules=state.alert_rules,
             fenced=state.fenced,
         )
@@ -233,6 +238,7 @@ def restore(data: bytes) -> State:
         alerts=kept.alerts,
         faults=kept.faults,
         holds=kept.holds,
+        retention=kept.retention,
         alert_rules=kept.alert_rules,
         rules=alerts.with_changes(kept.alert_rules),
         fenced=kept.fenced,
@@ -264,6 +270,7 @@ def evolve(state: State, entry: Entry) -> State:
     alerts.evolve(state.alerts, entry)
     faults.evolve(state.faults, entry)
     holds.evolve(state.holds, entry.event)
+    retention.evolve(state.retention, entry)
     event = entry.event
     match event:
         case ev.LeaseClaimed() if entry.author == MONITOR:
@@ -302,6 +309,7 @@ def evolve(state: State, entry: Entry) -> State:
             | ev.LegalHoldPlaced()
             | ev.LegalHoldReleased()
             | ev.PayloadEraseOrdered()
+            | ev.LogRetentionChanged()
             | ev.KeyChanged()
         ):
             _note_answer(state, event.answers)
@@ -406,6 +414,7 @@ def decide(state: State, now: int) -> list[ev.Fact]:
     facts += alerts.due(state.levels, state.alerts, state.rules)[: FACTS_MAX - len(facts)]
     facts += faults.expired(state.faults, now)[: FACTS_MAX - len(facts)]
     facts += moves.completed(state.moves)[: FACTS_MAX - len(facts)]
+    facts += retention.due(state.retention, now)[: FACTS_MAX - len(facts)]
     facts += answered(state.inbox[: FACTS_MAX - len(facts)], _situation(state, facts), now)
     return facts + state.questions[: FACTS_MAX - len(facts)]
 
@@ -413,6 +422,8 @@ def decide(state: State, now: int) -> list[ev.Fact]:
 def wake_at(state: State, now: int) -> int | None:
     """When the next node's silence reaches a threshold, if no more is heard; a Tick has to tell that it did."""
     ends = [fault.until_at for fault in state.faults.active.values()]
+    if (midnight := retention.wake_at(state.retention, now)) is not None:
+        ends.append(midnight)
     if state.clock_ns is None:
         return min(ends, default=None)
     waits = []

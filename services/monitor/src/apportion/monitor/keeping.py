@@ -17,7 +17,7 @@ from apportion.contracts.envelope import Stream
 from apportion.contracts.events import type_name
 from apportion.monitor import holds, segments
 from apportion.monitor.holds import Holds
-from apportion.monitor.log import EventLog, LogUnavailable
+from apportion.monitor.log import EventLog, LogUnavailable, forgettable
 from apportion.monitor.manifest import Manifest, Segment
 from apportion.monitor.projections import Recorded
 from apportion.monitor.signing import Signer
@@ -27,8 +27,17 @@ AGAIN_S: Final = 3_600.0
 SOON_S: Final = 5.0
 SOON_TIMES: Final = 6
 """After an order: the rows that it is about may have to be signed first."""
+ROWS_MAX: Final = 100_000
+"""So many rows are forgotten between two appends."""
 _ORDERS: Final = frozenset(
-    type_name(kind) for kind in (ev.LogSealOrdered, ev.LegalHoldPlaced, ev.LegalHoldReleased, ev.PayloadEraseOrdered)
+    type_name(kind)
+    for kind in (
+        ev.LogSealOrdered,
+        ev.LegalHoldPlaced,
+        ev.LegalHoldReleased,
+        ev.PayloadEraseOrdered,
+        ev.PayloadsEraseOrdered,
+    )
 )
 
 log = structlog.get_logger(__name__)
@@ -44,9 +53,14 @@ class Keeper:
         self._erasures: list[ev.PayloadEraseOrdered] = []
         """Orders that may not have been carried out."""
         self._erase_at = float("inf")
+        self._forget_before_at = 0
+        """What jobs said that had ended by then is to be forgotten."""
+        self._forgotten = 0
+        """Rows up to this one were gone through for it."""
+        self._forget_at = float("inf")
         self._before_at = 0
         self._seal_at = float("inf")
-        """Both by time.monotonic."""
+        """All three by time.monotonic."""
         self._soon = 0
         self._preparing: asyncio.Task[Manifest | None] | None = None
 
@@ -69,7 +83,7 @@ class Keeper:
         """How long until there is something to do; None where there isn't."""
         if self._preparing is not None:
             return 0.5
-        due_at = min(self._seal_at, self._erase_at)
+        due_at = min(self._seal_at, self._erase_at, self._forget_at)
         return None if due_at == float("inf") else max(0.0, due_at - time.monotonic())
 
     async def work(self) -> tuple[Segment, ...]:
@@ -79,6 +93,9 @@ class Keeper:
         if self._preparing is None and time.monotonic() >= self._erase_at:
             self._erase_at = float("inf")
             await asyncio.to_thread(self._erase)
+        if self._preparing is None and time.monotonic() >= self._forget_at:
+            self._forget_at = float("inf")
+            await asyncio.to_thread(self._forget)
         return made
 
     async def finish(self) -> None:
@@ -139,17 +156,46 @@ class Keeper:
                 waiting.append(order)
                 continue
             try:
-                segments.erase(self._log, ordinal, self._signer.sign)
+                self._erased([ordinal])
             except (LogUnavailable, OSError) as err:
                 log.warning("not_erased", ordinal=ordinal, error=str(err))
                 waiting.append(order)
                 continue
-            # Folds repeat what jobs said; they are a cache.
-            shutil.rmtree(self._log.path.with_suffix(".folds"), ignore_errors=True)
             log.info("erased", ordinal=ordinal, stream=order.stream, seq=order.stream_seq)
         self._erasures = waiting
         if waiting:
             self._erase_at = time.monotonic() + SOON_S
+
+    def _forget(self) -> None:
+        """Forget the next of what is older than the retention in force keeps it. Raises LogWriteFailed."""
+        newest = {position.last_ordinal for position in self._log.positions.values()}
+        question = forgettable(
+            self._forget_before_at,
+            f"payload IS NOT NULL AND ordinal > {self._forgotten}",
+            "ordinal, tenant, job_id, recorded_at",
+        )
+        found = self._log.ask(f"{question} LIMIT {ROWS_MAX}").rows
+        ordinals = [
+            ordinal
+            for ordinal, tenant, job_id, at in found
+            if ordinal not in newest and not holds.keeping(self._holds, tenant=tenant, job_id=job_id, recorded_at=at)
+        ]
+        try:
+            if ordinals:
+                self._erased(ordinals)
+        except (LogUnavailable, OSError) as err:
+            log.warning("not_erased", rows=len(ordinals), error=str(err))
+            self._forget_at = time.monotonic() + AGAIN_S
+            return
+        if ordinals:
+            log.info("forgotten", rows=len(ordinals), before_at=self._forget_before_at)
+        if len(found) == ROWS_MAX:
+            self._forgotten, self._forget_at = found[-1][0], time.monotonic()
+
+    def _erased(self, ordinals: list[int]) -> None:
+        segments.erase(self._log, ordinals, self._signer.sign)
+        # Folds repeat what jobs said; they are a cache.
+        shutil.rmtree(self._log.path.with_suffix(".folds"), ignore_errors=True)
 
     def _heard(self, type_: str, body: bytes) -> None:
         match codec.decode_body(type_, body):
@@ -160,5 +206,10 @@ class Keeper:
             case ev.PayloadEraseOrdered() as order:
                 self._erasures.append(order)
                 self._erase_at = time.monotonic()
+            case ev.PayloadsEraseOrdered() as order:
+                self._forget_before_at = max(self._forget_before_at, order.before_at)
+                self._forgotten, self._forget_at = 0, time.monotonic()
             case event:
                 holds.evolve(self._holds, event)
+                if isinstance(event, ev.LegalHoldReleased) and self._forget_before_at:
+                    self._forgotten, self._forget_at = 0, time.monotonic()

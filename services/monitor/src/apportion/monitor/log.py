@@ -463,20 +463,21 @@ class EventLog:
             self.sealed_ordinal = last
             self._span()
 
-    def erase(self, ordinal: int, *, rewrite: Callable[[], None]) -> None:
-        """Forget the payload of a row, for good; its digest stays. ``rewrite`` does it to the segment of a sealed row.
+    def erase(self, ordinals: Sequence[int], *, rewrite: Callable[[list[int]], None]) -> None:
+        """Forget the payloads of rows for good; their digests stay. ``rewrite`` does it to the segments of sealed rows.
 
         Between two appends, and never of the newest row of a stream, by which the bus is known again. Raises
         LogWriteFailed.
         """
+        sealed = [ordinal for ordinal in ordinals if ordinal <= self.sealed_ordinal]
+        live = [ordinal for ordinal in ordinals if ordinal > self.sealed_ordinal]
+        forget = "UPDATE events SET payload = NULL WHERE ordinal IN (SELECT unnest(CAST(? AS BIGINT[])))"
         with self._copying_lock, self._reading_lock:
-            # Copies first: whoever dies in between finds the payload again, and erases it then.
-            is_sealed = ordinal <= self.sealed_ordinal
-            erased = [] if is_sealed else [("UPDATE events SET payload = NULL WHERE ordinal = ?", [ordinal])]
-            self._change(*erased, generation=self.generation + 1)
+            # Copies first: whoever dies in between finds the payloads again, and erases them then.
+            self._change(*([(forget, [live])] if live else []), generation=self.generation + 1)
             self.generation += 1
-            if is_sealed:
-                rewrite()
+            if sealed:
+                rewrite(sealed)
                 self._span()
         with contextlib.suppress(duckdb.Error):  # then the next one writes over the old blocks
             self._connection.execute("CHECKPOINT")
@@ -949,7 +950,7 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
         return Verdict(ok=False, rows=good, head_ordinal=good, head_hash=previous.hex(), first_bad=row)
 
     at_once = _VERIFY_ROWS
-    orders = _erasures(connection)
+    may_be_erased = _Orders(connection).cover
     while True:
         try:
             rows = connection.execute(
@@ -962,7 +963,7 @@ def _verified(connection: "duckdb.DuckDBPyConnection") -> Verdict:
                 continue
             return bad(good + 1, *_place(connection, good + 1), f"it can't be read: {_first_line(err)}")
         for row in rows:
-            what = _wrong(row, good + 1, previous, last, orders)
+            what = _wrong(row, good + 1, previous, last, may_be_erased)
             if what is not None:
                 return bad(row[0], row[1], row[2], what)
             good += 1
@@ -1011,21 +1012,66 @@ def _position(row: Sequence[Any]) -> Position:
     )
 
 
-def _erasures(connection: "duckdb.DuckDBPyConnection") -> set[tuple[str, int]]:
-    """Stream and sequence of each row whose payload was ordered to be erased."""
-    try:
-        found = connection.execute(
-            f"SELECT payload FROM events WHERE type = '{type_name(ev.PayloadEraseOrdered)}' AND stream = 'facts' "
-            "AND parse_error IS NULL AND payload IS NOT NULL"
-        ).fetchall()
-        orders = [msgspec.json.decode(payload, type=ev.PayloadEraseOrdered) for (payload,) in found]
-    except (duckdb.Error, msgspec.MsgspecError):
-        return set()  # what is wrong with these rows, the chain tells
-    return {(order.stream, order.stream_seq) for order in orders}
+class _Orders:
+    """What a log says was ordered to be erased."""
+
+    def __init__(self, connection: "duckdb.DuckDBPyConnection") -> None:
+        self._connection = connection
+        try:
+            named = [msgspec.json.decode(one, type=ev.PayloadEraseOrdered) for one in self._of(ev.PayloadEraseOrdered)]
+            due = [msgspec.json.decode(one, type=ev.PayloadsEraseOrdered) for one in self._of(ev.PayloadsEraseOrdered)]
+            self._rows = {(one.stream.value, one.stream_seq) for one in named}
+            self._before_at = max((one.before_at for one in due), default=0)
+        except (duckdb.Error, msgspec.MsgspecError):
+            self._rows, self._before_at = set(), 0  # what is wrong with these rows, the chain tells
+        self._forgettable: set[int] | None = None
+
+    def cover(self, stream: str, seq: int, ordinal: int) -> bool:
+        """True where the row's payload may be gone: by its name, or as what a job said that had ended long before."""
+        if (stream, seq) in self._rows:
+            return True
+        if not self._before_at:
+            return False
+        if self._forgettable is None:  # asked once, and of few logs
+            try:
+                found = self._connection.execute(forgettable(self._before_at, "true", "ordinal")).fetchall()
+            except duckdb.Error:
+                found = []
+            self._forgettable = {row[0] for row in found}
+        return ordinal in self._forgettable
+
+    def _of(self, kind: type[ev.Fact]) -> list[bytes]:
+        return [
+            payload
+            for (payload,) in self._connection.execute(
+                f"SELECT payload FROM events WHERE type = '{type_name(kind)}' AND stream = 'facts' "
+                "AND parse_error IS NULL AND payload IS NOT NULL"
+            ).fetchall()
+        ]
+
+
+def forgettable(before_at: int, condition: str, columns: str) -> str:
+    """SQL for the rows in which jobs that had ended by an instant, or were refused, said what they are.
+
+    Later facts take no row away from it, so that what was erased once stays covered.
+    """
+    kind = "split_part(type, '.', 1)"
+    before = f"recorded_at < {int(before_at)}"
+    ended = f"SELECT job_id FROM events WHERE {kind} IN {tuple(one.__name__ for one in ev.TERMINAL)} AND {before}"
+    refused = f"SELECT answers FROM events WHERE {kind} = 'JobRejected' AND {before}"
+    return (
+        f"SELECT {columns} FROM events WHERE {before} AND ("
+        f"({kind} IN ('JobRequested', 'JobAdmitted', 'RunPlaced') AND job_id IN ({ended} AND job_id IS NOT NULL)) OR "
+        f"(stream = 'wishes' AND stream_seq IN ({refused} AND answers IS NOT NULL))) AND {condition} ORDER BY ordinal"
+    )
 
 
 def _wrong(
-    row: Sequence[Any], ordinal: int, previous: bytes, last: dict[Stream, int], erased: set[tuple[str, int]]
+    row: Sequence[Any],
+    ordinal: int,
+    previous: bytes,
+    last: dict[Stream, int],
+    may_be_erased: Callable[[str, int, int], bool],
 ) -> str | None:
     """What is wrong with a row, given what precedes it; None where nothing is."""
     stream, seq = row[1], row[2]
@@ -1034,7 +1080,7 @@ def _wrong(
         return f"row {ordinal} is missing" if row[0] > ordinal else f"row {row[0]} is there twice"
     if stream not in {s.value for s in Stream}:
         return "its stream was changed"
-    if payload is None and (stream, seq) not in erased:
+    if payload is None and not may_be_erased(stream, seq, ordinal):
         return "its payload is gone, and nobody ordered that"
     if payload is not None and chain.payload_hash(payload) != payload_sha256:
         return "its payload was changed"
@@ -1195,11 +1241,11 @@ class LogFile:
         if self.ask(f"{same} {rows}") != self.ask(f"{same} FROM read_parquet({_quoted(str(path))})"):
             raise LogDamaged(path=path, detail="the segment doesn't hold what was written into it")
 
-    def rewrite_segment(self, old: Path, new: Path, erased: int) -> None:
-        """The rows of a segment as another file, one of them without its payload. Raises LogDamaged."""
-        names = _NAMES.replace(
-            "payload,", f"CASE WHEN ordinal = {int(erased)} THEN NULL ELSE payload END AS payload,", 1
-        )
+    def rewrite_segment(self, old: Path, new: Path, erased: Sequence[int]) -> None:
+        """The rows of a segment as another file, some of them without their payload. Raises LogDamaged."""
+        self.ask("CREATE OR REPLACE TEMP TABLE erased AS SELECT unnest(CAST(? AS BIGINT[])) AS ordinal", [list(erased)])
+        is_erased = "ordinal IN (SELECT ordinal FROM erased)"
+        names = _NAMES.replace("payload,", f"CASE WHEN {is_erased} THEN NULL ELSE payload END AS payload,", 1)
         rows = f"FROM read_parquet({_quoted(str(old))})"
         self.ask(
             f"COPY (SELECT {names} {rows} ORDER BY ordinal) TO {_quoted(str(new))} (FORMAT parquet, COMPRESSION zstd)"

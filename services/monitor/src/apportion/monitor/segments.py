@@ -131,27 +131,35 @@ def seal(log: EventLog, before_at: int, sign: Sign) -> tuple[Segment, ...]:
     return tuple(one for one in whole.segments if one.first_ordinal > before)
 
 
-def erase(log: EventLog, ordinal: int, sign: Sign) -> None:
-    """Forget the payload of a row, sealed or not. Between two appends. Raises LogError, OSError."""
+def erase(log: EventLog, ordinals: Sequence[int], sign: Sign) -> None:
+    """Forget the payloads of rows, sealed or not. Between two appends. Raises LogError, OSError."""
     folder = manifest.sealed_folder(log.path)
 
-    def rewrite() -> None:
+    def rewrite(sealed: list[int]) -> None:
         whole = read(folder)
-        (old,) = (one for one in whole.segments if one.first_ordinal <= ordinal <= one.last_ordinal)
-        file = folder / f"{old.day}.{old.first_ordinal:012d}.{log.generation}.parquet"
-        beside = log.beside()
-        try:
-            beside.rewrite_segment(folder / old.file, file, ordinal)
-        finally:
-            beside.close()
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-        new = replace(old, file=file.name, sha256=manifest.digest(file))
-        segments = tuple(new if one is old else one for one in whole.segments)
-        manifest.write(folder, sign(replace(whole, segments=segments)))
-        (folder / old.file).unlink()
+        for old in whole.segments:
+            ours = [ordinal for ordinal in sealed if old.first_ordinal <= ordinal <= old.last_ordinal]
+            if not ours:
+                continue
+            new = _without(log, folder, old, ours)
+            whole = replace(whole, segments=tuple(new if one is old else one for one in whole.segments))
+            manifest.write(folder, sign(whole))
+            (folder / old.file).unlink()
 
-    log.erase(ordinal, rewrite=rewrite)
+    log.erase(ordinals, rewrite=rewrite)
+
+
+def _without(log: EventLog, folder: Path, old: Segment, erased: Sequence[int]) -> Segment:
+    """The segment without the payloads of these rows, as another file that is on disk."""
+    file = folder / f"{old.day}.{old.first_ordinal:012d}.{log.generation}.parquet"
+    beside = log.beside()
+    try:
+        beside.rewrite_segment(folder / old.file, file, erased)
+    finally:
+        beside.close()
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+    return replace(old, file=file.name, sha256=manifest.digest(file))
 
 
 def _kept(folder: Path, sealed: int) -> tuple[Segment, ...]:

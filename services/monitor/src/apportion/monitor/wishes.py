@@ -138,6 +138,15 @@ def _answer(asked: AskedWish, situation: Situation, now: int) -> ev.Fact:
         return _hold_released(asked, event, situation.holds)
     if isinstance(event, ev.PayloadEraseRequested):
         return _erased(asked, event, situation)
+    if isinstance(event, ev.LogRetentionChangeRequested):
+        return ev.LogRetentionChanged(
+            payload_days=event.payload_days,
+            seal_daily=event.seal_daily,
+            actor=asked.actor or asked.tenant,
+            reason=event.reason,
+            answers=asked.seq,
+            caused_by=asked.event_id,
+        )
     if isinstance(event, ev.KeyChangeRequested):
         return ev.KeyChanged(
             change=event.change,
@@ -549,6 +558,13 @@ def _judgement(situation: Situation, asked: AskedWish, answer: ev.Fact) -> ev.No
         case ev.PayloadEraseOrdered():
             said = f"The payload of {answer.stream} {answer.stream_seq} is gone from the log, and its digest stays."
             return replace(judged, would=(said, "Nobody can bring it back."))
+        case ev.LogRetentionChanged():
+            days = f"{answer.payload_days} days after its end" if answer.payload_days else "for ever"
+            sealed = "by itself, each once it has ended" if answer.seal_daily else "only when somebody asks"
+            would = (f"Days of the log are sealed {sealed}.", f"What a job said is kept {days}.")
+            return replace(
+                judged, would=(*would, "What is erased nobody can bring back.") if answer.payload_days else would
+            )
         case ev.KeyChanged():
             who = f"{answer.role}-{answer.of}" if answer.of else answer.role
             return replace(judged, would=(f"It is recorded that a key of {who} is {answer.change.value.lower()}.",))
