@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from apportion.placer.packing.demand import WHOLE_DEVICE_MILLI, Mix, Shape
-from apportion.placer.packing.fleet import ClassKey, Fleet, Follower, NodeClass, key_after
+from apportion.placer.packing.fleet import ClassKey, Fleet, Follower, NodeClass
 from apportion.placer.packing.policy import Choice
 from apportion.placer.packing.streams import StreamLibrary, StreamValues
 from apportion.placer.packing.tails import MILLE, normal_exceeds, poisson_tail
@@ -63,12 +63,20 @@ class _Bound(NamedTuple):
     squared: int
 
 
-class _Notes(NamedTuple):
-    """What is known of a class under one mix: its value, and its slots of each kind (none: no kind)."""
+class _SlotsKnown(NamedTuple):
+    """For one model and number of free devices: the most CPU and memory that slots take, and the rows by less."""
 
-    epoch: int
+    cpu_most: int
+    memory_most: int
+    rows: dict[tuple[int, int], int]
+
+
+class _Notes(NamedTuple):
+    """What one policy knows of a class under one mix: its value, and its row of slots."""
+
+    epoch: object
     value: int
-    slots: list[int]
+    slots: int
 
 
 class _Record:
@@ -80,8 +88,8 @@ class _Record:
         self.cls = cls
         self.loss = -_NEVER
         self.room = 0
-        # Which kinds of slot go, and how many devices with them.
-        self.slots: tuple[tuple[int, int], ...] = ()
+        # The rows of slots before and after, where any go.
+        self.slots: tuple[int, int] | None = None
 
 
 class _ShapeIndex:
@@ -108,18 +116,28 @@ class Headroom:
         self._mix = mix
         self._learn = learn
         self._library = library or StreamLibrary(limit=len(fleet.models))
-        self._epoch = 0
+        self._epoch = object()
         self._indexes: dict[Shape, _ShapeIndex] = {}
         self._values: list[StreamValues] = []
         self._slots: list[_Slot] = []
         self._slots_left: list[int] = []
-        self._slot_counts: dict[ClassKey, list[int]] = {}
+        self._slots_known: dict[tuple[int, int], _SlotsKnown] = {}
+        # How many of each kind a node can have, each such row once; the first is none at all.
+        self._slot_rows: list[tuple[int, ...]] = [()]
+        self._slot_numbers: dict[tuple[int, ...], int] = {(): 0}
+        self._slot_changes: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
         self._bound: list[_Bound] = []
         self._tasks_per_milli = (0, 1)
         self._tails: tuple[int, dict[int, list[int]]] = (-1, {})
         self._odds: list[int] = []
+        # By the rows of slots before and after, until any odds change.
+        self._bids: dict[tuple[int, int], int] = {}
         self._dear = False
-        self._model_prices: tuple[tuple[int, ...], list[int]] = ((), [0] * len(fleet.models))
+        self._tasks = 0
+        self._is_moved = True
+        self._is_priced = False
+        self._model_prices = [0] * len(fleet.models)
+        self._free_rounded = [_rounded(free) for free in fleet.free_by_model]
         self._arrivals_to_refresh = 1
         self._seen = Mix()
         self._strangers = 0
@@ -143,11 +161,11 @@ class Headroom:
                 insort(order, (cls.key, record))
             else:
                 record.cls = cls
+        if self._is_moved:
+            self._follow_moves()
         # A task without devices has no business with what devices are worth.
         prices = self._prices_of_models() if self._bound and shape.devices else None
-        if self._slots:
-            self._update_odds()
-        dear = self._dear
+        dear, bids = self._dear, self._bids
         best: _Record | None = None
         best_cost = _NEVER
         judged = 0
@@ -162,8 +180,9 @@ class Headroom:
                 cost = record.loss
             if prices is not None:
                 cost += prices[key[3]] * index.total_milli // MILLE
-            if dear and record.slots:
-                cost += self._bid_for_slots(record.slots)
+            if dear and record.slots is not None:
+                bid = bids.get(record.slots)
+                cost += self._bid_for_slots(record.slots) if bid is None else bid
             # An equal cost stays with the tighter class, which came first.
             if cost < best_cost:
                 best_cost = cost
@@ -202,15 +221,15 @@ class Headroom:
     def forget(self) -> None:
         """Drop indexes, values and prices."""
         self._indexes.clear()
-        self._tails = (-1, {})
-        self._slot_counts.clear()
-        self._model_prices = ((), self._model_prices[1])
+        self._forget_prices()
+        self._slots_known.clear()
+        self._slot_changes.clear()
         for values in self._values:
             values.forget()
 
     def _refresh(self) -> None:
         fleet = self._fleet
-        self._epoch += 1
+        self._epoch = object()
         # Sorted by shape, so that what arrived first makes no difference.
         counts = sorted((shape, count) for shape, count in self._mix.counts.items() if shape.devices)
         allowed = [fleet.allowed(shape) for shape, _ in counts]
@@ -232,8 +251,12 @@ class Headroom:
             for mask, sums in sorted(bound.items())
         ]
         self._indexes.clear()
+        self._forget_prices()
+
+    def _forget_prices(self) -> None:
         self._tails = (-1, {})
-        self._model_prices = ((), [0] * len(fleet.models))
+        self._is_moved = True
+        self._is_priced = False
 
     # Slots: room for several devices at once -----------------------------------------------------------------------
 
@@ -249,45 +272,90 @@ class Headroom:
             )
             self._slots.append(_Slot(shape, mask, rivals))
         self._slots_left = [0] * len(self._slots)
-        self._slot_counts.clear()
+        none = (0,) * len(self._slots)
+        self._slot_rows = [none]
+        self._slot_numbers = {none: 0}
+        self._slots_known.clear()
+        self._slot_changes.clear()
         for live in self._fleet.live:
             for cls in live.values():
-                for at, slots in enumerate(self._slots_of(cls.key)):
+                for at, slots in enumerate(self._slot_rows[self._slots_of(cls)]):
                     self._slots_left[at] += slots * len(cls.nodes)
 
-    def _slots_of(self, key: ClassKey) -> list[int]:
-        """How many of each slot a node of that class has; empty where it could have none."""
-        free, cpu, memory, model, rooms = key
-        if free < 2 * WHOLE_DEVICE_MILLI or rooms[1] < WHOLE_DEVICE_MILLI:
-            return []
-        known = self._slot_counts.get(key)
-        if known is not None:
-            return known
-        whole = rooms.count(WHOLE_DEVICE_MILLI)
-        found: list[int] = []
-        for shape, allowed, _ in self._slots:
-            slots = 0
-            if allowed >> model & 1 and whole >= shape.devices:
-                slots = whole // shape.devices
-                if shape.cpu_milli:
-                    slots = min(slots, cpu // shape.cpu_milli)
-                if shape.memory_mib:
-                    slots = min(slots, memory // shape.memory_mib)
-            found.append(slots)
-        if len(self._slot_counts) >= _SLOT_COUNTS_MAX:
-            self._slot_counts.clear()
-        self._slot_counts[key] = found
-        return found
+    def _slots_of(self, cls: NodeClass) -> int:
+        """The row of how many of each slot a node of that class has."""
+        return self._slots_with(cls.model, cls.whole, cls.cpu_milli, cls.memory_mib) if cls.whole > 1 else 0
+
+    def _slots_with(self, model: int, whole: int, cpu_milli: int, memory_mib: int) -> int:
+        """The row of how many of each slot there would be beside so much CPU and memory."""
+        if whole < 2:
+            return 0
+        by_rest = self._slots_known.get((model, whole))
+        if by_rest is None:
+            by_rest = self._slots_known[model, whole] = self._slots_known_of(model, whole)
+        cpu_most, memory_most, known = by_rest
+        # More than all slots take makes no difference.
+        key = (min(cpu_milli, cpu_most), min(memory_mib, memory_most))
+        number = known.get(key)
+        if number is None:
+            if len(known) >= _SLOT_COUNTS_MAX:
+                known.clear()
+            row = tuple([self._slots_beside(slot, model, whole, *key) for slot in self._slots])
+            number = known[key] = self._slot_numbers.setdefault(row, len(self._slot_rows))
+            if number == len(self._slot_rows):
+                self._slot_rows.append(row)
+        return number
+
+    def _slots_known_of(self, model: int, whole: int) -> _SlotsKnown:
+        wanted = [
+            (whole // slot.shape.devices, slot.shape)
+            for slot in self._slots
+            if slot.allowed >> model & 1 and whole >= slot.shape.devices
+        ]
+        return _SlotsKnown(
+            max((slots * shape.cpu_milli for slots, shape in wanted), default=0),
+            max((slots * shape.memory_mib for slots, shape in wanted), default=0),
+            {},
+        )
+
+    @staticmethod
+    def _slots_beside(slot: _Slot, model: int, whole: int, cpu_milli: int, memory_mib: int) -> int:
+        shape = slot.shape
+        if not slot.allowed >> model & 1 or whole < shape.devices:
+            return 0
+        slots = whole // shape.devices
+        if shape.cpu_milli:
+            slots = min(slots, cpu_milli // shape.cpu_milli)
+        if shape.memory_mib:
+            slots = min(slots, memory_mib // shape.memory_mib)
+        return slots
+
+    def _slot_change(self, before: int, after: int) -> tuple[tuple[int, int], ...]:
+        """Which kinds of slot differ between two rows, and how many more there are in the second."""
+        known = self._slot_changes.get((before, after))
+        if known is None:
+            known = self._slot_changes[before, after] = tuple(
+                [
+                    (at, has - had)
+                    for at, (had, has) in enumerate(zip(self._slot_rows[before], self._slot_rows[after], strict=True))
+                    if had != has
+                ]
+            )
+        return known
 
     def _moved(self, before: NodeClass, after: NodeClass) -> None:
+        self._is_moved = True
+        model = after.model
+        free = _rounded(self._fleet.free_by_model[model])
+        if free != self._free_rounded[model]:
+            self._free_rounded[model] = free
+            self._is_priced = False
         if not self._slots or (before.whole < 2 and after.whole < 2):
             return
-        none = [0] * len(self._slots)
-        for at, (had, has) in enumerate(
-            zip(self._slots_of(before.key) or none, self._slots_of(after.key) or none, strict=True)
-        ):
-            if had != has:
-                self._slots_left[at] += has - had
+        had, has = self._slots_of(before), self._slots_of(after)
+        if had != has:
+            for at, change in self._slot_change(had, has):
+                self._slots_left[at] += change
                 self._set_odds(at)
 
     def _set_odds(self, at: int) -> None:
@@ -305,25 +373,33 @@ class Headroom:
             if tail is None:
                 tail = tails[rivals] = poisson_tail(mean_mille)
             odds = tail[left] if left < len(tail) else 0
-        self._odds[at] = odds
+        if odds != self._odds[at]:
+            self._odds[at] = odds
+            self._bids.clear()
         # Never reset here: a needless look at the bids costs little, a missed one would change choices.
         self._dear = self._dear or odds > 0
 
-    def _update_odds(self) -> None:
+    def _follow_moves(self) -> None:
         """Renew the odds of all kinds of slot, if the number of tasks to come has changed."""
+        self._is_moved = False
         tasks = self._tasks_to_come()
         if self._tails[0] != tasks:
+            self._tasks = tasks
             self._tails = (tasks, {})
+            self._is_priced = False
             self._dear = False
             self._odds = [0] * len(self._slots)
+            self._bids.clear()
             for at in range(len(self._slots)):
                 self._set_odds(at)
 
-    def _bid_for_slots(self, destroyed: tuple[tuple[int, int], ...]) -> int:
+    def _bid_for_slots(self, rows: tuple[int, int]) -> int:
         """The dearest of the slots that go, in milli: its devices at the odds that somebody will miss it."""
-        odds = self._odds
+        odds, slots = self._odds, self._slots
         # A device is 1000 milli and odds are in thousandths: the product is in milli as it stands.
-        return max([devices * odds[at] for at, devices in destroyed]) * _SLOT_BID_PERCENT // 100
+        gone = [-change * slots[at].shape.devices * odds[at] for at, change in self._slot_change(*rows) if change < 0]
+        bid = self._bids[rows] = max(gone, default=0) * _SLOT_BID_PERCENT // 100
+        return bid
 
     # Models: devices that some demands can't do without -------------------------------------------------------------
 
@@ -340,11 +416,10 @@ class Headroom:
 
     def _prices_of_models(self) -> list[int]:
         """For each model the odds, in thousandths, that demand bound to it exceeds what is left of it."""
-        free = [_rounded(left) for left in self._fleet.free_by_model]
-        tasks = self._tasks_to_come()
-        basis = (tasks, *free)
-        if self._model_prices[0] == basis:
-            return self._model_prices[1]
+        if self._is_priced:
+            return self._model_prices
+        self._is_priced = True
+        free, tasks = self._free_rounded, self._tasks
         wanted = [0] * len(free)
         variance = [0] * len(free)
         for models, milli, squared in self._bound:
@@ -354,11 +429,10 @@ class Headroom:
             for model in models:
                 wanted[model] += tasks * milli * free[model] // (together * self._mix_total)
                 variance[model] += tasks * squared * free[model] // (together * self._mix_total)
-        prices = [
+        prices = self._model_prices = [
             normal_exceeds(wanted[model] - free[model] * _USEFUL_MILLE // MILLE, variance[model])
             for model in range(len(free))
         ]
-        self._model_prices = (basis, prices)
         return prices
 
     @staticmethod
@@ -374,38 +448,31 @@ class Headroom:
 
     def _notes_on(self, cls: NodeClass) -> _Notes:
         notes = cls.notes
-        if not isinstance(notes, _Notes) or notes.epoch != self._epoch:
+        if not isinstance(notes, _Notes) or notes.epoch is not self._epoch:
             value = self._values[cls.model].value(cls.cpu_milli, cls.memory_mib, cls.rooms)
-            notes = cls.notes = _Notes(self._epoch, value, self._slots_of(cls.key) if self._slots else [])
+            notes = cls.notes = _Notes(self._epoch, value, self._slots_of(cls))
         return notes
 
     def _judge(self, record: _Record, shape: Shape) -> None:
         cls = record.cls
-        rooms = cls.rooms[:1] or (0,)
-        if 0 < shape.device_milli < WHOLE_DEVICE_MILLI:
-            rooms = tuple(sorted({room for room in cls.rooms if room >= shape.device_milli}))
         if not self._values:
+            rooms = cls.rooms[:1] or (0,)
+            if 0 < shape.device_milli < WHOLE_DEVICE_MILLI:
+                rooms = (min(room for room in cls.rooms if room >= shape.device_milli),)
             record.loss, record.room = 0, rooms[0]
             return
-        value = self._values[cls.model].value
+        cpu, memory = cls.cpu_milli - shape.cpu_milli, cls.memory_mib - shape.memory_mib
+        values = self._values[cls.model]
         most = -1
-        best_after = cls.key
-        for room in rooms:
-            after = key_after(cls, shape, room)
-            kept = value(after[1], after[2], after[4])
+        for room, state in values.ways(cls.rooms, shape.devices, shape.device_milli):
+            kept = values.worth(state, cpu, memory)
             if kept > most:
                 most = kept
                 record.room = room
-                best_after = after
         notes = self._notes_on(cls)
         record.loss = notes.value - most
         if notes.slots:
-            slots_after = self._slots_of(best_after) or [0] * len(self._slots)
-            if slots_after != notes.slots:
-                record.slots = tuple(
-                    [
-                        (at, (had - has) * self._slots[at].shape.devices)
-                        for at, (had, has) in enumerate(zip(notes.slots, slots_after, strict=True))
-                        if had > has
-                    ]
-                )
+            whole = cls.whole - (shape.devices if record.room == WHOLE_DEVICE_MILLI else 0)
+            after = self._slots_with(cls.model, whole, cpu, memory)
+            if after != notes.slots:
+                record.slots = (notes.slots, after)
