@@ -52,6 +52,11 @@ class Bookings:
                     )
                 )
 
+    @property
+    def keeps_nodes(self) -> bool:
+        """Whether any node is kept for anybody."""
+        return bool(self._on)
+
     def kept_from(self, node_id: NodeId, tenant: TenantId, length_s: int) -> JobId | None:
         """For whom the node is kept from a run of the tenant that takes so long, its grace included; 0: for ever."""
         for asked in self._on.get(node_id, ()):

@@ -165,6 +165,11 @@ class Evictions:
         """Nodes that are kept for somebody."""
         return self._kept
 
+    @property
+    def keeps_nodes(self) -> bool:
+        """Whether any node is kept for anybody."""
+        return bool(self._kept)
+
     def kept_for(self, node_id: NodeId, shape: Shape | None) -> JobId | None:
         """The first for whom the node is kept and who is not of this shape."""
         if not self._kept:

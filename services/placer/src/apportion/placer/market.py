@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from apportion.placer.constraints import Like
 from apportion.placer.mix import Asked
 from apportion.placer.packing.tails import MILLE, normal_exceeds, poisson_tail
 from apportion.placer.rooms import NodeRoom
@@ -24,8 +25,32 @@ _SLOTS_AMPLE: Final = 40
 """More slots than twice the expected demand and this many have no price: the odds are below a thousandth."""
 _DIGITS: Final = 6
 """Leading binary digits that prices are worked out from."""
+_ROWS_MAX: Final = 1 << 12
+_DEVICES_MAX: Final = 1 << 13
+"""States of nodes of which it is remembered what they have free."""
 LEVEL_MILLE: Final = 25
 """Prices that differ by less are one level."""
+
+
+Row = tuple[int, ...]
+"""How many slots of each kind; empty where there are none."""
+
+
+class _Rows(NamedTuple):
+    """Of one model and number of free devices: the most CPU and host memory that slots take, and rows by less."""
+
+    cpu_most: int
+    host_most: int
+    known: dict[tuple[int, int], Row]
+    told: dict[Row, Row]
+    """Each row once."""
+
+
+class _Devices(NamedTuple):
+    """Of healthy devices: the milli-GPU free by model, and how many can be had whole."""
+
+    free: tuple[tuple[str, int], ...]
+    whole: int
 
 
 class _Slot(NamedTuple):
@@ -59,11 +84,23 @@ class Market:
     """Slots of each kind."""
     _tails: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     """By what is to come and how often a slot is asked: the same dict in every copy, as it never turns false."""
-    _prices: dict[str, int] | None = None
-    _odds: list[int] | None = None
+    _prices: dict[str, int] = field(default_factory=dict)
+    """Replaced, and never changed, when they are renewed."""
+    _odds: list[int] = field(default_factory=list)
+    _is_renewed: bool = False
+    """Whether prices and odds are of what is left now."""
     _dear: bool = False
-    _basis: tuple[int, ...] = ()
+    _basis: tuple[int | tuple[str, int], ...] = ()
     """What the prices were worked out from."""
+    _tasks: int = -1
+    """What is to come, when the odds were worked out."""
+    _stale: set[int] = field(default_factory=set)
+    """Kinds of slot of which there are more or fewer since."""
+    _bids: dict[tuple[Row, Row], int] = field(default_factory=dict)
+    """By the slots before and after, until any odds change."""
+    _rows: dict[tuple[str, int], _Rows] = field(default_factory=dict)
+    """Slots by model and free devices: the same dict in every copy, as are the next."""
+    _devices: dict[Like, _Devices] = field(default_factory=dict)
 
     def copy(self) -> "Market":
         """One that follows other changes."""
@@ -76,41 +113,90 @@ class Market:
             self.left.copy(),
             self._tails,
             self._prices,
-            self._odds,
+            self._odds.copy(),
+            self._is_renewed,
             self._dear,
             self._basis,
+            self._tasks,
+            self._stale.copy(),
+            self._bids.copy(),
+            self._rows,
+            self._devices,
         )
 
     def moved(self, before: NodeRoom | None, after: NodeRoom) -> None:
         """The node is like this now."""
-        self._odds = None
+        self._is_renewed = False
+        free = self.free
+        rows: list[Row] = []
         for room, sign in ((before, -1), (after, 1)):
             if room is None or room.state is not NodeState.READY:
+                rows.append(())
                 continue
+            for model, milli in self._devices_of(room).free:
+                free[model] = free.get(model, 0) + sign * milli
+            rows.append(self.slots_on(room))
+        had, has = rows
+        if had is not has and self.slots:
+            none = (0,) * len(self.slots)
+            for at, (less, more) in enumerate(zip(had or none, has or none, strict=True)):
+                if less != more:
+                    self.left[at] += more - less
+                    self._stale.add(at)
+
+    def slots_on(self, room: NodeRoom) -> Row:
+        """How many slots of each kind the node has; the same tuple where they are the same."""
+        return self.slots_left_on(room, room.free_cpu_milli, room.free_memory_mib, 0)
+
+    def slots_left_on(self, room: NodeRoom, cpu_milli: int, host_mib: int, taken: int) -> Row:
+        """How many it would have with so much CPU and host memory left and so many of its free devices taken."""
+        whole = self._devices_of(room).whole - taken
+        if whole < 2 or not self.slots:
+            return ()
+        key = (room.devices[0].model, whole)
+        rows = self._rows.get(key)
+        if rows is None:
+            rows = self._rows[key] = self._rows_of(*key)
+        # More than all slots take makes no difference.
+        rest = (max(0, min(cpu_milli, rows.cpu_most)), max(0, min(host_mib, rows.host_most)))
+        row = rows.known.get(rest)
+        if row is None:
+            if len(rows.known) >= _ROWS_MAX:
+                rows.known.clear()
+            found = tuple([_slots(slot.asked, *key, *rest) for slot in self.slots])
+            row = rows.known[rest] = rows.told.setdefault(found, found) if any(found) else ()
+        return row
+
+    def _rows_of(self, model: str, whole: int) -> _Rows:
+        wanted = [
+            (whole // slot.asked.devices, slot.asked)
+            for slot in self.slots
+            if whole >= slot.asked.devices and (not slot.asked.models or model in slot.asked.models)
+        ]
+        return _Rows(
+            max((slots * asked.cpu_milli for slots, asked in wanted), default=0),
+            max((slots * asked.host_memory_mib for slots, asked in wanted), default=0),
+            {},
+            {},
+        )
+
+    def _devices_of(self, room: NodeRoom) -> _Devices:
+        known = self._devices.get(room.devices_like)
+        if known is None:
+            if len(self._devices) >= _DEVICES_MAX:
+                self._devices.clear()
+            free: dict[str, int] = {}
             for device in room.devices:
                 if device.is_healthy:
-                    self.free[device.model] = self.free.get(device.model, 0) + sign * device.free_compute_milli
-            if self.slots:
-                for at, slots in enumerate(self.slots_on(room)):
-                    self.left[at] += sign * slots
-
-    def slots_on(self, room: NodeRoom) -> list[int]:
-        """How many slots of each kind the node has."""
-        whole = sum(1 for device in room.devices if device.is_healthy and is_untouched(device))
-        return [
-            _slots(slot.asked, room, room.free_cpu_milli, room.free_memory_mib, whole) if whole > 1 else 0
-            for slot in self.slots
-        ]
-
-    def slots_left_on(self, room: NodeRoom, cpu_milli: int, host_mib: int, taken: int) -> list[int]:
-        """How many it would have with so much CPU and host memory left and so many of its free devices taken."""
-        whole = sum(1 for device in room.devices if device.is_healthy and is_untouched(device)) - taken
-        return [_slots(slot.asked, room, cpu_milli, host_mib, whole) if whole > 1 else 0 for slot in self.slots]
+                    free[device.model] = free.get(device.model, 0) + device.free_compute_milli
+            whole = sum(1 for device in room.devices if device.is_healthy and is_untouched(device))
+            known = self._devices[room.devices_like] = _Devices(tuple(sorted(free.items())), whole)
+        return known
 
     @property
     def is_dear(self) -> bool:
         """Whether any kind of slot has a price."""
-        if self._odds is None:
+        if not self._is_renewed:
             self._renew()
         return self._dear
 
@@ -121,29 +207,36 @@ class Market:
 
     def prices(self) -> dict[str, int]:
         """For each model the odds that demand bound to it exceeds what is left of it."""
-        if self._odds is None or self._prices is None:
+        if not self._is_renewed:
             self._renew()
-        assert self._prices is not None
         return self._prices
 
     def odds(self) -> list[int]:
         """For each kind of slot the odds that one fewer will be missed."""
-        if self._odds is None:
+        if not self._is_renewed:
             self._renew()
-        assert self._odds is not None
         return self._odds
 
     def _renew(self) -> None:
+        self._is_renewed = True
         tasks = self._tasks_to_come()
-        self._odds = [self._odds_of(slot, left, tasks) for slot, left in zip(self.slots, self.left, strict=True)]
-        self._dear = any(self._odds)
+        if tasks != self._tasks:
+            self._tasks = tasks
+            self._stale.update(range(len(self.slots)))
+        if self._stale:
+            for at in self._stale:
+                odds = self._odds_of(self.slots[at], self.left[at], tasks)
+                if odds != self._odds[at]:
+                    self._odds[at] = odds
+                    self._bids.clear()
+            self._stale.clear()
+            self._dear = any(self._odds)
         if not self.bound:
-            self._prices = {}
             return
         # Only what there is something left of: a model whose last node went is as one that never was.
         free = {model: _rounded(left) for model, left in sorted(self.free.items()) if left > 0}
-        basis = (tasks, *free.values())
-        if self._prices is None or basis != self._basis or self._prices.keys() != free.keys():
+        basis: tuple[int | tuple[str, int], ...] = (tasks, *free.items())
+        if basis != self._basis:
             self._basis = basis
             self._prices = self._prices_of(free, tasks)
 
@@ -177,14 +270,19 @@ class Market:
             tail = self._tails[key] = poisson_tail(mean_mille)
         return tail[left] if 0 <= left < len(tail) else 0
 
-    def bid_for_slots(self, before: Sequence[int], after: Sequence[int]) -> int:
+    def bid_for_slots(self, before: Row, after: Row) -> int:
         """The dearest of the slots that go, in milli-GPU: its devices at the odds that somebody will miss it."""
+        if before is after or not before:
+            return 0
         odds = self.odds()
-        dearest = 0
-        for at, (had, has) in enumerate(zip(before, after, strict=True)):
-            if had > has:
-                dearest = max(dearest, (had - has) * self.slots[at].asked.devices * odds[at])
-        return dearest * _SLOT_BID_PERCENT // 100
+        bid = self._bids.get((before, after))
+        if bid is None:
+            dearest = 0
+            for at, (had, has) in enumerate(zip(before, after or (0,) * len(before), strict=True)):
+                if had > has:
+                    dearest = max(dearest, (had - has) * self.slots[at].asked.devices * odds[at])
+            bid = self._bids[before, after] = dearest * _SLOT_BID_PERCENT // 100
+        return bid
 
     def _tasks_to_come(self) -> int:
         """How many replicas of the mix fill what is free, over the horizon."""
@@ -222,6 +320,7 @@ def market_of(basis: Sequence[tuple[Asked, int]], rooms: Iterable[NodeRoom]) -> 
         sum(many for _, many in basis),
         sum(one.devices * one.compute_milli * many for one, many in basis),
         left=[0] * len(slots),
+        _odds=[0] * len(slots),
     )
     for room in rooms:
         market.moved(None, room)
@@ -232,14 +331,14 @@ def _overlap(one: Asked, other: Asked) -> bool:
     return not one.models or not other.models or bool(set(one.models) & set(other.models))
 
 
-def _slots(asked: Asked, room: NodeRoom, cpu_milli: int, host_mib: int, whole: int) -> int:
-    if whole < asked.devices or (asked.models and room.devices[0].model not in asked.models):
+def _slots(asked: Asked, model: str, whole: int, cpu_milli: int, host_mib: int) -> int:
+    if whole < asked.devices or (asked.models and model not in asked.models):
         return 0
     slots = whole // asked.devices
     if asked.cpu_milli:
-        slots = min(slots, max(0, cpu_milli) // asked.cpu_milli)
+        slots = min(slots, cpu_milli // asked.cpu_milli)
     if asked.host_memory_mib:
-        slots = min(slots, max(0, host_mib) // asked.host_memory_mib)
+        slots = min(slots, host_mib // asked.host_memory_mib)
     return slots
 
 

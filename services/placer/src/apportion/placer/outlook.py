@@ -1,12 +1,15 @@
 """What a policy may know beside one node and one demand: the work that this pool is asked for, and what it is worth."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from apportion.contracts.ids import NodeId
+from apportion.placer.constraints import Like
 from apportion.placer.mix import Asked, Mix, basis_of
 from apportion.placer.rooms import NodeRoom
-from apportion.placer.values import Left, Values, is_untouched
+from apportion.placer.values import Left, Lefts, Values, is_untouched
+
+_SEEN_MAX: Final = 1 << 13
+"""States of nodes' devices of which it is remembered what is left."""
 
 
 class Outlook:
@@ -18,7 +21,7 @@ class Outlook:
         self.notes: dict[str, object] = {}
         """What policies worked out of it, by their names."""
         self._values: dict[tuple[str, int], Values] = {}
-        self._nodes: dict[NodeId, _Seen] = {}
+        self._seen: dict[Like, _Seen] = {}
         self._shared: dict[tuple[tuple[tuple[Asked, int], ...], int], Values] = {}
 
     def values_for(self, model: str, memory_mib: int) -> Values:
@@ -38,30 +41,25 @@ class Outlook:
 
     def worth(self, room: NodeRoom) -> int:
         """The node's value as it is, in thousandths of a device in both dimensions together."""
-        return self._seen_as(room).worth if room.devices else 0
+        if not room.devices:
+            return 0
+        seen = self._seen_as(room)
+        return seen.values.worth(seen.left, room.free_cpu_milli, room.free_memory_mib)
 
     def best_after(  # noqa: PLR0917 - what is taken, of what
         self, room: NodeRoom, fits: Sequence[int], cpu_milli: int, host_mib: int, compute_milli: int, memory_mib: int
     ) -> tuple[int, int]:
         """Which of these devices to take such a share of, and what the node would be worth then."""
         seen = self._seen_as(room)
-        values, lefts = seen.values, seen.lefts
+        key = (compute_milli, memory_mib, *fits)
+        ways = seen.shared.get(key)
+        if ways is None:
+            ways = seen.shared[key] = _ways_of(seen, room, fits, compute_milli, memory_mib)
+        values = seen.values
         cpu, host = room.free_cpu_milli - cpu_milli, room.free_memory_mib - host_mib
         best = (-1, -1)
-        tried = set()
-        for place in fits:
-            device = room.devices[place]
-            like = (device.free_compute_milli, device.free_memory_mib, device.runs > 0)
-            if like in tried:
-                continue
-            tried.add(like)
-            rest = values.left_of(
-                device.free_compute_milli - compute_milli, device.free_memory_mib - memory_mib, is_empty=False
-            )
-            after = [left for at, left in enumerate(lefts) if left is not None and at != place]
-            if rest is not None:
-                after.append(rest)
-            worth = values.value(cpu, host, after)
+        for place, left in ways:
+            worth = values.worth(left, cpu, host)
             if worth > best[1]:
                 best = (place, worth)
         return best
@@ -71,31 +69,56 @@ class Outlook:
         if not room.devices:
             return 0
         seen = self._seen_as(room)
-        after = [left for at, left in enumerate(seen.lefts) if left is not None and at not in picks]
-        return seen.values.value(room.free_cpu_milli - cpu_milli, room.free_memory_mib - host_mib, after)
+        key = tuple(picks)
+        left = seen.without.get(key)
+        if left is None:
+            left = seen.without[key] = seen.values.lefts_of(
+                left for at, left in enumerate(seen.lefts) if left is not None and at not in picks
+            )
+        return seen.values.worth(left, room.free_cpu_milli - cpu_milli, room.free_memory_mib - host_mib)
 
     def _seen_as(self, room: NodeRoom) -> "_Seen":
-        known = self._nodes.get(room.node_id)
-        if known is not None and known.room is room:
-            return known
-        # Nodes of several models are rare: they go by their first device.
-        first = room.devices[0]
-        values = self.values_for(first.model, first.memory_mib)
-        lefts = [
-            values.left_of(device.free_compute_milli, device.free_memory_mib, is_empty=is_untouched(device))
-            if device.is_healthy
-            else None
-            for device in room.devices
-        ]
-        worth = values.value(room.free_cpu_milli, room.free_memory_mib, [left for left in lefts if left is not None])
-        seen = self._nodes[room.node_id] = _Seen(room, values, lefts, worth)
-        return seen
+        known = self._seen.get(room.devices_like)
+        if known is None:
+            # Nodes of several models are rare: they go by their first device.
+            first = room.devices[0]
+            values = self.values_for(first.model, first.memory_mib)
+            lefts = [
+                values.left_of(device.free_compute_milli, device.free_memory_mib, is_empty=is_untouched(device))
+                if device.is_healthy
+                else None
+                for device in room.devices
+            ]
+            if len(self._seen) >= _SEEN_MAX:
+                self._seen.clear()
+            known = self._seen[room.devices_like] = _Seen(
+                values, lefts, values.lefts_of(left for left in lefts if left is not None), {}, {}
+            )
+        return known
+
+
+def _ways_of(
+    seen: "_Seen", room: NodeRoom, fits: Sequence[int], compute_milli: int, memory_mib: int
+) -> list[tuple[int, Lefts]]:
+    """What taking such a share of each device leaves, but for devices of which it leaves what an earlier one does."""
+    found: list[tuple[int, Lefts]] = []
+    for place in fits:
+        device = room.devices[place]
+        rest = seen.values.left_of(
+            device.free_compute_milli - compute_milli, device.free_memory_mib - memory_mib, is_empty=False
+        )
+        after = [left for at, left in enumerate(seen.lefts) if left is not None and at != place]
+        left = seen.values.lefts_of(after if rest is None else [*after, rest])
+        if all(left is not other for _, other in found):
+            found.append((place, left))
+    return found
 
 
 class _Seen(NamedTuple):
-    """A room as a mix sees it."""
+    """Devices as a mix sees them, and what is left where some are taken: shares of one, or several whole ones."""
 
-    room: NodeRoom
     values: Values
     lefts: list[Left | None]
-    worth: int
+    left: Lefts
+    shared: dict[tuple[int, ...], list[tuple[int, Lefts]]]
+    without: dict[tuple[int, ...], Lefts]

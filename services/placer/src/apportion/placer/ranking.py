@@ -87,7 +87,10 @@ class Walk:
     def past_score(self) -> None:
         """Go on to what scores otherwise, in the list in which this one stands."""
         entry, _, at, ranked = self._heads[0]
-        self._go(bisect_right(ranked, (entry[0], _LAST), at))
+        to = at + 1
+        if to < len(ranked) and ranked[to][0] == entry[0]:
+            to = bisect_right(ranked, (entry[0], _LAST), to)
+        self._go(to)
 
     def _go(self, to: int) -> None:
         _, number, _, ranked = self._heads[0]

@@ -483,6 +483,11 @@ class Round:
             return self.reserved[node_id]
         return self._bookings.kept_from(node_id, tenant, shape.length_s)
 
+    @property
+    def _is_anything_kept(self) -> bool:
+        """Whether any node is kept for anybody."""
+        return bool(self.reserved) or self._evictions.keeps_nodes or self._bookings.keeps_nodes
+
     def _usables(self, job: JobView, shape: Shape) -> list[Callable[[NodeId], bool]]:
         """Where a job may go for which others would be stopped; each domain by itself, where it must be in one."""
         demand = shape.demand
@@ -708,7 +713,8 @@ class Round:
                 return False
             return True
 
-        candidates = self._selection.best(demand, ranking, is_allowed)
+        is_free = is_barred is None and not is_charge_open and not self._is_anything_kept
+        candidates = self._selection.best(demand, ranking, None if is_free else is_allowed)
         if candidates:
             charge = charge_on(demand, candidates[0].room, candidates[0].fit.picks)
             return Choice(candidates, ranking.counts.copy(), charge)

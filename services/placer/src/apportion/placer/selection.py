@@ -26,6 +26,8 @@ class Candidate(NamedTuple):
 
 
 IsAllowed = Callable[[NodeRoom, Fit], bool]
+_Heavy = tuple[int, int, NodeRoom, Fit, int]
+"""Negated weight, rank, where it is, and the bid in it."""
 
 
 class Selection:
@@ -56,8 +58,8 @@ class Selection:
         if self._market is not None:
             self._market.moved(before, after)
 
-    def best(self, demand: Demand, ranking: Ranking, is_allowed: IsAllowed) -> list[Candidate]:
-        """The one to take, then others; nothing where none of those that fit is allowed."""
+    def best(self, demand: Demand, ranking: Ranking, is_allowed: IsAllowed | None) -> list[Candidate]:
+        """The one to take, then others; nothing where none of those that fit is allowed (None: all of them are)."""
         policy = self._part(demand)
         if policy.weighs:
             return self._weighed(policy, demand, ranking, is_allowed)
@@ -67,7 +69,7 @@ class Selection:
             fit = ranking.looks[node_id]
             assert isinstance(fit, Fit)
             one = Candidate(self._room(node_id), fit, 0)
-            if chosen is None and is_allowed(one.room, fit):
+            if chosen is None and (is_allowed is None or is_allowed(one.room, fit)):
                 chosen = one
             elif len(best) < CANDIDATES_MAX:
                 best.append(one)
@@ -87,37 +89,40 @@ class Selection:
     def _room(self, node_id: NodeId) -> NodeRoom:
         return self._rooms.get(node_id) or self._state.rooms[node_id]
 
-    def _weighed(self, policy: Policy, demand: Demand, ranking: Ranking, is_allowed: IsAllowed) -> list[Candidate]:
+    def _weighed(
+        self, policy: Policy, demand: Demand, ranking: Ranking, is_allowed: IsAllowed | None
+    ) -> list[Candidate]:
         """Those of the best that may be used, the heaviest first; of nodes that rank alike, one."""
         outlook, market = self._prospects()
         is_quiet = market.is_quiet
         weighed, rooms, folded = ranking.weighed, self._rooms, self._state.rooms
+        is_known, epoch, most = ranking.known is not None, outlook.epoch, policy.weighs
         levels: dict[int, list[list[Ranked]]] = {}
         for group, ranked in ranking.groups.items():
             if ranked:
                 levels.setdefault(policy.level(market, demand, group), []).append(ranked)
-        heavy: list[tuple[int, int, Candidate]] = []
+        heavy: list[_Heavy] = []
         for level in sorted(levels):
             walk = Walk(levels[level])
-            while len(heavy) < policy.weighs and (node_id := walk.node_id) is not None:
+            while len(heavy) < most and (node_id := walk.node_id) is not None:
                 room = rooms.get(node_id) or folded[node_id]
-                known = None if ranking.known is None else weighed.get(room.like)
-                if known is not None and known[0] == outlook.epoch:
+                known = weighed.get(room.like) if is_known else None
+                if known is not None and known[0] == epoch:
                     fit = known[1]
                 else:
                     fit = _weigh(policy, outlook, demand, ranking, room)
                     if len(weighed) > KNOWN_MIN:
                         weighed.clear()
-                    weighed[room.like] = (outlook.epoch, fit)
-                if not is_allowed(room, fit):
+                    weighed[room.like] = (epoch, fit)
+                if is_allowed is not None and not is_allowed(room, fit):
                     walk.to_next()
                     continue
                 walk.past_score()
                 bid = 0 if is_quiet else policy.bid(market, demand, room, fit.picks)
-                heavy.append((bid - fit.score, len(heavy), Candidate(room, fit, bid)))
+                heavy.append((bid - fit.score, len(heavy), room, fit, bid))
         # An equal weight stays with the one that ranks higher, which came first.
-        best = sorted(heavy, key=lambda each: each[:2])[:CANDIDATES_MAX]
-        return [Candidate(one.room, Fit(-cost, one.fit.picks), one.bid) for cost, _, one in best]
+        best = sorted(heavy)[:CANDIDATES_MAX]
+        return [Candidate(room, Fit(-cost, fit.picks), bid) for cost, _, room, fit, bid in best]
 
     def _prospects(self) -> tuple[Outlook, Market]:
         """What the pool is asked for, as the folded state has it, and what is scarce now."""

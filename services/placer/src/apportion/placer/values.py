@@ -7,7 +7,7 @@ it. Values are cached by a state that is rounded to what the mix can tell apart.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from apportion.placer.mix import Asked
@@ -34,6 +34,9 @@ _SIZE_RARITY: Final = 100
 """Sizes rarer than one in so many shares don't count when what is left is rounded to what can be filled."""
 _SIZES_MAX: Final = 24
 _VALUES_MAX: Final = 1 << 17
+_LEFTS_MAX: Final = 1 << 15
+_KEY_BITS: Final = 32
+"""More than any node has steps of host memory."""
 
 Left = tuple[int, int]
 """What is left of a device: milli-GPU and units of memory; (WHOLE, …) with all its memory where it is empty."""
@@ -41,10 +44,23 @@ _Task = tuple[int, int, int, int, int]
 """CPU, host memory, milli-GPU, units of memory, and what it fills in thousandths of both dimensions."""
 
 
+class Lefts:
+    """What is left of a node's devices, as a mix tells it apart; and what it is worth beside so much CPU and memory."""
+
+    __slots__ = ("cpu_most", "host_most", "lefts", "worth")
+
+    def __init__(self, lefts: tuple[Left, ...], cpu_most: int, host_most: int) -> None:
+        self.lefts = lefts
+        self.cpu_most = cpu_most
+        self.host_most = host_most
+        self.worth: dict[int, int] = {}
+        """By steps of CPU, and of host memory in the lower digits."""
+
+
 class _Stream:
     """One stream: its tasks by position, and as bit masks which of them fit so much of each resource."""
 
-    __slots__ = ("by_compute", "by_cpu", "by_host", "by_memory", "tasks")
+    __slots__ = ("by_compute", "by_cpu", "by_host", "by_memory", "smallest", "tasks")
 
     def __init__(self, tasks: list[_Task], units_most: int) -> None:
         self.by_cpu = masks([task[0] for task in tasks], _CPU_UNITS_MAX)
@@ -52,6 +68,8 @@ class _Stream:
         self.by_compute = masks([task[2] for task in tasks], WHOLE)
         self.by_memory = masks([task[3] for task in tasks], units_most)
         self.tasks = {1 << position: task for position, task in enumerate(tasks)}
+        self.smallest = max(1, min(task[2] for task in tasks))
+        """Less compute than that of a device is of no use to any of them."""
 
 
 class Values:
@@ -75,10 +93,10 @@ class Values:
             _most([(one.host_memory_mib, n) for one, n in wholes]),
             _most([(one.host_memory_mib, n) for one, n in shares]),
         )
-        self._streams = [
-            _Stream([self._task(one) for one in drawn], self._whole_units) for drawn in samples(singles, _SEED)
-        ]
-        self._values: dict[tuple[int, int, tuple[Left, ...]], int] = {}
+        self._singles = singles
+        self._streams: list[_Stream] | None = None
+        self._known: dict[tuple[Left, ...], Lefts] = {}
+        self._worths = 0
 
     def left_of(self, compute_milli: int, memory_mib: int, *, is_empty: bool) -> Left | None:
         """What is left of a device, rounded to what the mix could fill; None where that is nothing."""
@@ -92,28 +110,44 @@ class Values:
         compute, memory = min(compute, compute_used), min(memory, memory_used)
         return (compute, memory) if compute and memory else None
 
-    def value(self, cpu_milli: int, host_mib: int, lefts: list[Left]) -> int:
+    def value(self, cpu_milli: int, host_mib: int, lefts: Iterable[Left]) -> int:
         """Thousandths of a device, of both dimensions together, that the streams would fill: a weighted mean."""
-        if not lefts or not self._streams:
-            return 0
-        lefts.sort()
-        cpu_most = host_most = 0
-        for compute, _ in lefts:
-            if compute == WHOLE:
-                cpu_most += max(self._cpu_most)
-                host_most += max(self._host_most)
-            else:
-                parts = -(-compute // _PART_MILLI)
-                cpu_most += self._cpu_most[1] * parts
-                host_most += self._host_most[1] * parts
-        cpu = max(0, min(cpu_milli, cpu_most)) // (_CPU_UNIT_MILLI * _CPU_STEP)
-        host = max(0, min(host_mib, host_most)) // (_HOST_UNIT_MIB * _HOST_STEP)
-        key = (cpu, host, tuple(lefts))
-        known = self._values.get(key)
+        return self.worth(self.lefts_of(lefts), cpu_milli, host_mib)
+
+    def lefts_of(self, lefts: Iterable[Left]) -> Lefts:
+        """What is left of devices, in any order: the same object for what is alike."""
+        key = tuple(sorted(lefts))
+        known = self._known.get(key)
         if known is None:
-            if len(self._values) >= _VALUES_MAX:
-                self._values.clear()
-            known = self._values[key] = self._play(cpu * _CPU_STEP, host * _HOST_STEP, lefts)
+            cpu_most = host_most = 0
+            for compute, _ in key:
+                if compute == WHOLE:
+                    cpu_most += max(self._cpu_most)
+                    host_most += max(self._host_most)
+                else:
+                    parts = -(-compute // _PART_MILLI)
+                    cpu_most += self._cpu_most[1] * parts
+                    host_most += self._host_most[1] * parts
+            if len(self._known) >= _LEFTS_MAX:
+                self._known.clear()
+            known = self._known[key] = Lefts(key, cpu_most, host_most)
+        return known
+
+    def worth(self, left: Lefts, cpu_milli: int, host_mib: int) -> int:
+        """As ``value``, of what these values have said is left."""
+        if not left.lefts or not self._singles:
+            return 0
+        cpu = max(0, min(cpu_milli, left.cpu_most)) // (_CPU_UNIT_MILLI * _CPU_STEP)
+        host = max(0, min(host_mib, left.host_most)) // (_HOST_UNIT_MIB * _HOST_STEP)
+        key = cpu << _KEY_BITS | host
+        known = left.worth.get(key)
+        if known is None:
+            self._worths += 1
+            if self._worths > _VALUES_MAX:
+                self._worths = 0
+                for each in self._known.values():
+                    each.worth.clear()
+            known = left.worth[key] = self._play(cpu * _CPU_STEP, host * _HOST_STEP, left.lefts)
         return known
 
     def _task(self, one: Asked) -> _Task:
@@ -124,18 +158,24 @@ class Values:
         units = _units(one.memory_mib)
         return (cpu, host, one.compute_milli, units, one.compute_milli + one.memory_mib * WHOLE // self._memory_mib)
 
-    def _play(self, cpu: int, host: int, lefts: list[Left]) -> int:
+    def _play(self, cpu: int, host: int, lefts: tuple[Left, ...]) -> int:
         cpu, host = min(cpu, _CPU_UNITS_MAX), min(host, _HOST_UNITS_MAX)
         filled = []
         top, top_memory = lefts[-1][0], max([memory for _, memory in lefts])
+        if self._streams is None:
+            # Drawn when first needed: a young mix is renewed often, and mostly values few sorts of device.
+            self._streams = [
+                _Stream([self._task(one) for one in drawn], self._whole_units)
+                for drawn in samples(self._singles, _SEED)
+            ]
         for stream in self._streams:
             by_cpu, by_host, by_compute, by_memory = stream.by_cpu, stream.by_host, stream.by_compute, stream.by_memory
             # What fits only shrinks, so a task that was passed over is never looked at again.
             waiting = by_cpu[cpu] & by_host[host] & by_compute[top] & by_memory[top_memory]
             used = 0
             if waiting:
-                tasks = stream.tasks
-                left = lefts.copy()
+                tasks, smallest = stream.tasks, stream.smallest
+                left = list(lefts)
                 cpu_left, host_left, most = cpu, host, top_memory
                 while waiting:
                     position = waiting & -waiting
@@ -151,7 +191,7 @@ class Values:
                             continue  # enough of each somewhere, and of both nowhere
                         had = left.pop(at)
                         rest = (had[0] - compute, had[1] - memory)
-                        if rest[0] > 0 and rest[1] > 0:
+                        if rest[0] >= smallest and rest[1] > 0:
                             insort(left, rest)
                     used += fills
                     if not left:

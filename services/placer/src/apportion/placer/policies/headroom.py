@@ -9,7 +9,7 @@ what this pool was asked lately; in a pool that was asked nothing yet every loss
 from collections.abc import Sequence
 from typing import Final
 
-from apportion.placer.market import LEVEL_MILLE, Market
+from apportion.placer.market import LEVEL_MILLE, Market, Row
 from apportion.placer.outlook import Outlook
 from apportion.placer.packing.samples import STREAMS
 from apportion.placer.policies.base import Plain, preference_of
@@ -77,7 +77,7 @@ class Headroom(Plain):
             found = market.prices().get(room.devices[picks[-1]].model, 0) * asked // 1000
         if market.is_dear:
             before = market.slots_on(room)
-            if any(before):
+            if before:
                 found += market.bid_for_slots(before, _slots_after(market, demand, room, picks))
         return 2 * found  # a device counts a thousand in each dimension
 
@@ -88,7 +88,7 @@ def tightness(room: NodeRoom) -> int:
     return room.free_share * _FREE + cpu * _CPU + min(room.free_memory_mib >> 10, _GIB_MAX)
 
 
-def _slots_after(market: Market, demand: Demand, room: NodeRoom, picks: Sequence[int]) -> list[int]:
+def _slots_after(market: Market, demand: Demand, room: NodeRoom, picks: Sequence[int]) -> Row:
     taken = sum(1 for place in picks if not room.devices[place].runs)
     return market.slots_left_on(
         room, room.free_cpu_milli - demand.cpu_milli, room.free_memory_mib - demand.host_memory_mib, taken
