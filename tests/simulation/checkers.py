@@ -160,6 +160,9 @@ class Checker:
                 self._market(event)
             case ev.PreemptionDecided():
                 self._preempted(entry, event)
+            case ev.GangResized() if event.after < event.before and not event.for_job:
+                must(self.ending >= set(event.runs), "who leaves a gang for a limit was told to", event)
+                self._keeps_its_least(event.job_id)
             case ev.RunStopOrdered() if event.cause is StopCause.PREEMPTED and event.actor == "service:placer":
                 must(event.run_id in self.told, "who is stopped for others was decided on", event.run_id)
             case ev.JobAdmitted():
@@ -352,15 +355,18 @@ class Checker:
         """Each gang keeps its least: those of its replicas that hold something and weren't told to stop."""
         self.shrunk |= set(event.runs)
         for victim in event.victims:
-            spec = self.admitted[victim].spec
-            left = [
-                run_id
-                for run_id, run in self.holding.items()
-                if run.job_id == victim and run_id not in self.shrunk | self.ending
-            ]
-            must(bool(spec.replicas_min), "only elastic gangs shrink", victim)
-            must(len(left) >= spec.replicas_least or victim in self.stopping, "a gang keeps its least", victim, left)
+            self._keeps_its_least(victim)
         self.claims[event.job_id] = event
+
+    def _keeps_its_least(self, gang: JobId) -> None:
+        spec = self.admitted[gang].spec
+        left = [
+            run_id
+            for run_id, run in self.holding.items()
+            if run.job_id == gang and run_id not in self.shrunk | self.ending
+        ]
+        must(bool(spec.replicas_min), "only elastic gangs shrink", gang)
+        must(len(left) >= spec.replicas_least or gang in self.stopping, "a gang keeps its least", gang, left)
 
     def _is_strict(self) -> bool:
         return self.placer_policy.startswith("strict_priority")

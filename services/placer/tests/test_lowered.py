@@ -12,6 +12,8 @@ from apportion.placer import core
 from apportion.placer.orders import S
 from apportion.placer.why import why
 from services.placer.tests.test_decide import also_told, placements, reasons, settled, told
+from services.placer.tests.test_elastic import elastic, members, resized
+from services.placer.tests.test_preempt import ONLINE, SPOT, Pool, names
 
 LATER = NOON + 60 * S
 BY_ANN: dict[str, Any] = {"actor": "operator (user:ann)", "reason": "quarter 3"}
@@ -179,3 +181,101 @@ def test_nobody_is_stopped_for_more_than_is_too_much() -> None:
     state = told(a_queue(), a_node(), *running("a", "b", "c"))
     also_told(state, a_queue(limit_compute_milli=1499, on_lowered=OnLowered.RECLAIM))
     assert stopped(settled(state, LATER)) == ["a"]
+
+
+def lowered(pool: Pool, limit: int) -> list[ev.Fact]:
+    """What is decided once the queue may hold no more than this."""
+    pool.tell(a_queue(limit_compute_milli=limit, on_lowered=OnLowered.RECLAIM, **BY_ANN))
+    return pool.decide()
+
+
+def causes(facts: list[ev.Fact]) -> list[tuple[str, StopCause]]:
+    return [(fact.run_id, fact.cause) for fact in facts if isinstance(fact, ev.RunStopOrdered)]
+
+
+def test_elastic_gangs_shrink_before_whole_jobs_are_stopped() -> None:
+    """Though the spot job is of a lower class, and the gang never agreed to be preempted; the last replicas leave."""
+    pool = Pool(a_node(devices=5))
+    pool.runs("spot", **SPOT)
+    pool.runs("e", **elastic(2, 4, preemptible=False))
+    facts = lowered(pool, 3000)
+    assert causes(facts) == [("acme/e/2/1", StopCause.SHRUNK), ("acme/e/3/1", StopCause.SHRUNK)]
+    assert resized(facts) == [("acme/e", 4, 2)]
+    [fact] = [fact for fact in facts if isinstance(fact, ev.GangResized)]
+    assert (fact.for_job, fact.runs) == ("", ("acme/e/2/1", "acme/e/3/1"))
+    orders = [fact for fact in facts if isinstance(fact, ev.RunStopOrdered)]
+    assert {(order.limit_of, order.actor) for order in orders} == {("queue main", "operator (user:ann)")}
+    pool.leaves([order.run_id for order in orders])
+    assert pool.decide() == [], "it is at its limit: nothing grows"
+    assert members(pool, "e") == ["acme/e/0/1", "acme/e/1/1"]
+
+
+def test_a_gang_gives_no_more_than_is_too_much() -> None:
+    """In steps; who is not needed for it stays."""
+    pool = Pool(a_node(devices=6))
+    pool.runs("e", **elastic(2, 6, step=2))
+    assert resized(lowered(pool, 5000)) == [("acme/e", 6, 4)]
+
+
+def test_where_shrinking_is_not_enough_jobs_go_whole_as_well() -> None:
+    """The gang gives what is on loan, and the spot job goes; nobody else."""
+    pool = Pool(a_node(devices=6))
+    pool.runs("spot", **SPOT)
+    pool.runs("sure", **(SPOT | {"preemptible": False}))
+    pool.runs("e", **elastic(2, 4))
+    facts = lowered(pool, 3000)
+    assert sorted(causes(facts)) == [
+        ("acme/e/2/1", StopCause.SHRUNK),
+        ("acme/e/3/1", StopCause.SHRUNK),
+        ("acme/spot/0/1", StopCause.PREEMPTED),
+    ]
+
+
+def test_a_gang_whose_least_is_too_much_as_well_goes_whole_at_once() -> None:
+    """It isn't made smaller only to be stopped then."""
+    pool = Pool(a_node(devices=4))
+    pool.runs("e", **elastic(2, 4))
+    facts = lowered(pool, 1000)
+    assert resized(facts) == []
+    assert causes(facts) == [(f"acme/e/{replica}/1", StopCause.PREEMPTED) for replica in range(4)]
+
+
+def test_a_limit_on_jobs_is_not_met_by_shrinking() -> None:
+    """A gang counts as one, whatever its size."""
+    pool = Pool(a_node(devices=5))
+    pool.runs("spot", **SPOT)
+    pool.runs("e", **elastic(2, 4))
+    pool.tell(a_queue(limit_jobs=1, on_lowered=OnLowered.RECLAIM))
+    assert causes(pool.decide()) == [("acme/spot/0/1", StopCause.PREEMPTED)]
+
+
+def test_no_more_are_stopped_in_a_minute_than_may_be() -> None:
+    """Those stopped for others count as well; the service wakes up when the rate allows more, and a gang isn't many."""
+    pool = Pool(a_node(devices=8), preempt_per_minute=2)
+    for name in ("a", "b", "c"):
+        pool.runs(name, **SPOT)
+    pool.runs("gang", **(SPOT | {"replicas": 3}))
+    facts = lowered(pool, 0)
+    assert sorted(names({run.rsplit("/", 2)[0] for run, _ in causes(facts)})) == ["c", "gang"]
+    pool.leaves([run for run, _ in causes(facts)])
+    assert causes(pool.decide()) == []
+    at = core.wake_at(pool.state, pool.now)
+    assert at == pool.now + 60 * S
+    assert core.restore(core.snapshot(pool.state)).kept == pool.state.kept
+    pool.now = at
+    assert sorted(run for run, _ in causes(pool.decide())) == ["acme/a/0/1", "acme/b/0/1"]
+
+
+@pytest.mark.parametrize(("most", "stopped_for_others"), [(1, []), (2, [("acme/a/0/1", StopCause.PREEMPTED)])])
+def test_who_is_stopped_for_a_limit_counts_when_others_would_be(
+    most: int, stopped_for_others: list[tuple[str, StopCause]]
+) -> None:
+    """One rate over the pool."""
+    pool = Pool(a_node(devices=2), preempt_per_minute=most)
+    for name in ("a", "b"):
+        pool.runs(name, **SPOT)
+    facts = lowered(pool, 1000)
+    assert causes(facts) == [("acme/b/0/1", StopCause.PREEMPTED)]
+    pool.leaves([run for run, _ in causes(facts)])
+    pool.tell(a_queue(), a_job("o", **(ONLINE | {"devices": 2})))
+    assert causes(pool.decide()) == stopped_for_others

@@ -62,7 +62,9 @@ def sentence(row: Row) -> str:
             nodes = ", ".join(body.get("nodes", ()))
             return f"has nodes kept for it: {nodes}" if nodes else "has nothing kept for it any more"
         case "GangResized":
-            why = f" for {body['for_job']}" if body.get("for_job") else ", as there is room"
+            why = ", as there is room"
+            if body.get("after", 0) < body.get("before", 0):
+                why = f" for {body['for_job']}" if body.get("for_job") else ", as a limit takes back what is beyond it"
             return f"goes on with {body.get('after')} replicas instead of {body.get('before')}{why}"
         case "RunStopOrdered":
             grace = f", with {body['grace_s']} s to end by itself" if body.get("grace_s") else ""

@@ -1532,6 +1532,8 @@ class RunStopOrdered(Fact, frozen=True, kw_only=True, tag="RunStopOrdered.v1"):
     grace_s: int
     actor: str
     reason: str = ""
+    limit_of: str = ""
+    """Where a limit was set below what is held: whose it is, ``queue train`` or ``tenant acme``."""
 
 
 class RunActionOrdered(Fact, frozen=True, kw_only=True, tag="RunActionOrdered.v1"):
@@ -1587,7 +1589,7 @@ class GangResized(Fact, frozen=True, kw_only=True, tag="GangResized.v1"):
     runs: tuple[RunId, ...]
     """Those that come, or leave."""
     for_job: JobId = JobId("")
-    """Where it shrinks: for whom."""
+    """Where it shrinks: for whom; empty where a limit takes back what is beyond it."""
 
 
 class NodesReserved(Fact, frozen=True, kw_only=True, tag="NodesReserved.v1"):

@@ -36,7 +36,7 @@ from apportion.placer.state import (
 )
 from apportion.pool.state import JobView, Pool, grace_s_of, run_of
 
-RULES: Final = "placer@9"
+RULES: Final = "placer@10"
 """Changes whenever a decision may come out another way for the same facts."""
 
 

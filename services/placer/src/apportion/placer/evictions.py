@@ -23,7 +23,17 @@ from apportion.placer.orders import CLASS_RANK, S
 from apportion.placer.preempt import Plan, Planner, is_evictable, outranks
 from apportion.placer.reclaim import Reclaim, charge_of
 from apportion.placer.rooms import Demand
-from apportion.placer.state import RATE_NS, Claim, Shape, State, is_due, leaving_of, order_in, shape_of
+from apportion.placer.state import (
+    Claim,
+    Shape,
+    State,
+    is_due,
+    leaving_of,
+    more_preemptions_at,
+    order_in,
+    preemptions_left,
+    shape_of,
+)
 from apportion.pool import quota
 from apportion.pool.state import JobView, grace_s_of, run_of
 
@@ -135,7 +145,7 @@ class Evictions:
         """Who was told to go in this round."""
         self._fewer: set[JobId] = set()
         """Who was told to go on with fewer replicas."""
-        self._left = state.settings.preempt_per_minute - sum(1 for at in state.kept.preempted_at if at > now - RATE_NS)
+        self._left = preemptions_left(state, now)
         self._claims = {job_id: claim for job_id, claim in state.kept.claims.items() if is_due(state, job_id, now)}
         for job_id, claim in sorted(self._claims.items()):
             self._shapes[job_id] = shape_of(state, state.pool.jobs[job_id])
@@ -262,7 +272,7 @@ class Evictions:
         for job_id in sorted(state.surplus - self._gone - self._fewer):
             other = state.pool.jobs[job_id]
             if CLASS_RANK[other.spec.service_class] >= rank or (is_owed and other.spec.queue != job.spec.queue):
-                parts += _parts_on_loan(other, self._now - state.settings.preempt_spares_s * S)
+                parts += parts_on_loan(other, self._now - state.settings.preempt_spares_s * S)
         return parts
 
     def make_quota_of_loans(self, job: JobView, shape: Shape, facts_left: int) -> list[ev.Fact]:
@@ -443,7 +453,7 @@ class Evictions:
         return False
 
 
-def _parts_on_loan(job: JobView, placed_by: int) -> list[JobView]:
+def parts_on_loan(job: JobView, placed_by: int) -> list[JobView]:
     """The job as so many views, each with a part that it can do without: its last replicas, a step at a time.
 
     Not those that were placed after ``placed_by``.
@@ -484,9 +494,8 @@ def next_chance(state: State, now: int) -> int | None:
     at = bisect_right(state.protections, (now, _LAST))
     if at < len(state.protections):
         instants.append(state.protections[at][0])
-    recent = sorted(at for at in state.kept.preempted_at if at > now - RATE_NS)
-    if recent and len(recent) >= settings.preempt_per_minute:
-        instants.append(recent[0] + RATE_NS)
+    if (more_at := more_preemptions_at(state, now)) is not None:
+        instants.append(more_at)
     return min(instants, default=None)
 
 

@@ -49,6 +49,13 @@ class Reclaim:
         for view in self._books.lineage(job.spec.queue):
             quota.add(self._leaving.setdefault(view.queue_id, {}), charge)
 
+    def shrink(self, part: JobView) -> None:
+        """Count these runs as gone; what else the job has may still go as well."""
+        charge = charge_of(part)
+        self._changes += 1
+        for view in self._books.lineage(part.spec.queue):
+            quota.add(self._leaving.setdefault(view.queue_id, {}), charge)
+
     def come(self, job_id: JobId, queue: QueueId, charge: Amounts) -> None:
         """Count what the job asks as held: others go for it, and it is placed once they have."""
         if job_id not in self._expected:
@@ -93,7 +100,7 @@ class Reclaim:
             branch = self._beside(waiting.spec.queue, queue)
             if branch is not None and self._is_owed(branch[0], charge):
                 branches[queue] = branch[1]
-        return self._spared(branches, running)
+        return self._spared(branches, map(self._jobs.__getitem__, running))
 
     def spared(self, waiting: JobView, running: Collection[JobId]) -> list[JobView]:
         """Those of the running that may be stopped for the job by another right: no queue's guarantee is broken by it.
@@ -104,20 +111,20 @@ class Reclaim:
         for queue in {self._jobs[job_id].spec.queue for job_id in running}:
             branch = self._beside(waiting.spec.queue, queue)
             branches[queue] = () if branch is None else branch[1]
-        return self._spared(branches, running)
+        return self._spared(branches, map(self._jobs.__getitem__, running))
 
-    def spared_below(self, above: QueueId | None, running: Collection[JobId]) -> list[JobView]:
-        """Those of the running without which every queue below that one keeps its guarantee; None: every queue."""
+    def spared_below(self, above: QueueId | None, running: Collection[JobView]) -> list[JobView]:
+        """Those jobs, or parts, without which every queue below that one keeps its guarantee; None: every queue."""
         branches: dict[QueueId, tuple[QueueView, ...]] = {}
-        for queue in {self._jobs[job_id].spec.queue for job_id in running}:
+        for queue in {job.spec.queue for job in running}:
             lineage = self._books.lineage(queue)
             at = next((at for at, view in enumerate(lineage) if view.queue_id == above), len(lineage))
             branches[queue] = lineage[:at]
         return self._spared(branches, running)
 
-    def _spared(self, branches: Mapping[QueueId, tuple[QueueView, ...]], running: Iterable[JobId]) -> list[JobView]:
+    def _spared(self, branches: Mapping[QueueId, tuple[QueueView, ...]], running: Iterable[JobView]) -> list[JobView]:
         """Those of these queues without which each queue on their branch keeps its guarantee, all of them together."""
-        jobs = (self._jobs[job_id] for job_id in running if job_id not in self._left)
+        jobs = (job for job in running if job.job_id not in self._left)
         taken: dict[QueueId, Amounts] = {}
         found = []
         for job in sorted(jobs, key=cheapest_first):
@@ -213,6 +220,8 @@ class Reclaim:
         )
 
     def _charge(self, job: JobView) -> Amounts:
+        if job is not self._jobs.get(job.job_id):
+            return charge_of(job)  # a part of one
         found = self._charges.get(job.job_id)
         if found is None:
             found = self._charges[job.job_id] = charge_of(job)

@@ -397,7 +397,10 @@ def evolve(state: State, entry: Entry) -> State:
             run = pools.run_of(pool, event.run_id)
             if run is not None:
                 jobs.add(run.job_id)
-                if isinstance(event, ev.RunReleased):
+                if isinstance(event, ev.RunStopOrdered):
+                    if _begins_preemption(pool.jobs[run.job_id], event):
+                        _note_preempted(state, entry.recorded_at, 1)
+                elif isinstance(event, ev.RunReleased):
                     node, slices = run.node_id, run.slices
                 elif isinstance(event, ev.RunFinished) and event.cause in OWN_END and run.state is RunState.STARTED:
                     job = pool.jobs[run.job_id]
@@ -435,10 +438,9 @@ def evolve(state: State, entry: Entry) -> State:
             jobs.update(job_id for job_id, job in pool.jobs.items() if job.tenant == event.for_tenant)
         case ev.PreemptionDecided():
             state.kept.claims[event.job_id] = Claim(event.nodes, event.runs, event.victims)
-            recent = [at for at in state.kept.preempted_at if at > entry.recorded_at - RATE_NS]
             # Who goes on with fewer replicas isn't preempted.
             stopped = 0 if event.kind is PreemptionKind.SHRINK else len(event.victims)
-            state.kept.preempted_at = recent + [entry.recorded_at] * stopped
+            _note_preempted(state, entry.recorded_at, stopped)
         case _:
             pass
     _settle_jobs(state, event, jobs, entry.recorded_at)
@@ -695,6 +697,29 @@ def leaving_of(job: JobView) -> list[RunView]:
     return [
         run for run in job.runs.values() if run.holds and (is_leaving or run.stop is not None or run.state not in _LIVE)
     ]
+
+
+def preemptions_left(state: State, now: int) -> int:
+    """Jobs that may still be stopped within this minute, for others or for a limit."""
+    return state.settings.preempt_per_minute - sum(1 for at in state.kept.preempted_at if at > now - RATE_NS)
+
+
+def more_preemptions_at(state: State, now: int) -> int | None:
+    """When the rate allows another job to be stopped; None where it does now, or never will."""
+    recent = sorted(at for at in state.kept.preempted_at if at > now - RATE_NS)
+    return recent[0] + RATE_NS if len(recent) >= state.settings.preempt_per_minute > 0 else None
+
+
+def _note_preempted(state: State, at: int, jobs: int) -> None:
+    recent = [each for each in state.kept.preempted_at if each > at - RATE_NS]
+    state.kept.preempted_at = recent + [at] * jobs
+
+
+def _begins_preemption(job: JobView, event: ev.RunStopOrdered) -> bool:
+    """Whether this is the first of the orders by which a limit has the whole job stopped."""
+    if event.cause is not StopCause.PREEMPTED or not event.limit_of:
+        return False
+    return all(run.stop is not StopCause.PREEMPTED for run in job.runs.values() if run.holds)
 
 
 def begun_at(job: JobView) -> int:
