@@ -6,7 +6,7 @@ import pytest
 
 from apportion.contracts import events as ev
 from apportion.contracts.causes import OnLowered, Pending, ServiceClass, StopCause
-from apportion.contracts.ids import JobId, QueueId, TenantId
+from apportion.contracts.ids import JobId, QueueId, RunId, TenantId
 from apportion.contracts.testing import NOON, a_job, a_node, a_placement, a_queue
 from apportion.placer import core
 from apportion.placer.orders import S
@@ -189,7 +189,7 @@ def lowered(pool: Pool, limit: int) -> list[ev.Fact]:
     return pool.decide()
 
 
-def causes(facts: list[ev.Fact]) -> list[tuple[str, StopCause]]:
+def causes(facts: list[ev.Fact]) -> list[tuple[RunId, StopCause]]:
     return [(fact.run_id, fact.cause) for fact in facts if isinstance(fact, ev.RunStopOrdered)]
 
 
@@ -266,9 +266,9 @@ def test_no_more_are_stopped_in_a_minute_than_may_be() -> None:
     assert sorted(run for run, _ in causes(pool.decide())) == ["acme/a/0/1", "acme/b/0/1"]
 
 
-@pytest.mark.parametrize(("most", "stopped_for_others"), [(1, []), (2, [("acme/a/0/1", StopCause.PREEMPTED)])])
+@pytest.mark.parametrize(("most", "stopped_for_others"), [(1, []), (2, [(RunId("acme/a/0/1"), StopCause.PREEMPTED)])])
 def test_who_is_stopped_for_a_limit_counts_when_others_would_be(
-    most: int, stopped_for_others: list[tuple[str, StopCause]]
+    most: int, stopped_for_others: list[tuple[RunId, StopCause]]
 ) -> None:
     """One rate over the pool."""
     pool = Pool(a_node(devices=2), preempt_per_minute=most)
