@@ -280,13 +280,13 @@ def ends_are_told_twice(patch: Patch) -> None:
 
 def fences_keep_the_epoch(patch: Patch) -> None:
     """A fencing that no order can be told from."""
-    real = monitor_core._lost
+    real = monitor_core.lost
 
     def lost(state: Any, node: Any, silent_ms: int) -> list[ev.Fact]:
         facts = real(state, node, silent_ms)
         return [replace(fact, epoch=fact.epoch - 1) if isinstance(fact, ev.NodeFenced) else fact for fact in facts]
 
-    patch.setattr(monitor_core, "_lost", lost)
+    patch.setattr(monitor_core, "lost", lost)
 
 
 def wishes_about_nodes_are_answered_twice(patch: Patch) -> None:

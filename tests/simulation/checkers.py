@@ -566,8 +566,11 @@ class Checker:
             while index + len(batch) < len(facts) and _same(facts[index + len(batch)], entry):
                 batch.append(facts[index + len(batch)])
             state = _fold_to(core, state, facts, wishes, folded, entry.basis)
-            again = list(core.decide(state, entry.basis.decided_at))
             recorded = [e.event for e in batch]
+            if hasattr(core, "redecide"):
+                again = list(core.redecide(state, entry.basis.decided_at, recorded))
+            else:
+                again = list(core.decide(state, entry.basis.decided_at))
             must(again == recorded, f"{author} decides the same again at fact {entry.seq}", _first(again, recorded))
             decisions += 1
             index += len(batch)

@@ -29,6 +29,7 @@ from apportion.contracts.codec import Message
 from apportion.contracts.envelope import Stream
 from apportion.contracts.ids import ADMISSION, MONITOR, PLACER, Author
 from apportion.monitor import core as monitor_core
+from apportion.monitor import redeciding
 from apportion.placer import core as placer_core
 from apportion.runtime.access import matches
 from apportion.runtime.reactor import Reactor
@@ -686,8 +687,12 @@ async def play(options: Options) -> tuple[Outcome, dict[str, int]]:
         await until(lambda: False, 60)
         checker.at_rest()
         decisions = 0
-        for author, core in ((ADMISSION, admission_core), (PLACER, placer_core)):
-            made, state = checker.replay(author, core)
+        for author, core, again in (
+            (ADMISSION, admission_core, admission_core),
+            (PLACER, placer_core, placer_core),
+            (MONITOR, monitor_core, redeciding),
+        ):
+            made, state = checker.replay(author, again)
             decisions += made
             live: Any = world.services[author]
             read = core.position(live.state)

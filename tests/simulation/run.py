@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apportion.admission import core as admission_core
-from apportion.contracts.ids import ADMISSION, PLACER
+from apportion.contracts.ids import ADMISSION, MONITOR, PLACER
+from apportion.monitor import core as monitor_core
+from apportion.monitor import redeciding
 from apportion.placer import core as placer_core
 from tests.simulation import faults
 from tests.simulation.checkers import Checker, must
@@ -81,8 +83,12 @@ def run(options: Options) -> Outcome:
             pass
         checker.at_rest()
         decisions = 0
-        for author, core in ((ADMISSION, admission_core), (PLACER, placer_core)):
-            made, state = checker.replay(author, core)
+        for author, core, again in (
+            (ADMISSION, admission_core, admission_core),
+            (PLACER, placer_core, placer_core),
+            (MONITOR, monitor_core, redeciding),
+        ):
+            made, state = checker.replay(author, again)
             decisions += made
             live = world.services[author]
             read = core.position(live.state)

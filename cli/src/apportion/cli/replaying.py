@@ -1,4 +1,4 @@
-"""Every decision of admission and placer made again from the log file alone, as a report for people and programs."""
+"""Every decision of every author made again from the log file alone, as a report for people and programs."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from apportion.admission import core as admission
-from apportion.contracts.ids import ADMISSION, PLACER
+from apportion.contracts.ids import ADMISSION, MONITOR, PLACER
+from apportion.monitor import redeciding
 from apportion.monitor.replay import replay_verify
 from apportion.placer import core as placer
 from apportion.placer import plugins
@@ -19,13 +20,14 @@ def replay_all(path: Path) -> dict[str, Any]:
     Raises LogUnavailable.
     """
     plugins.load()
-    report = replay_verify(path, {ADMISSION: admission, PLACER: placer})
+    report = replay_verify(path, {ADMISSION: admission, PLACER: placer, MONITOR: redeciding})
     return {
         "path": str(path),
         "decisions": report.decisions,
         "facts": report.facts,
         "differences": report.differences + sum(report.unchecked.values()),
         "by_author": report.by_author,
+        "observed": report.observed,
         "unchecked": report.unchecked,
         "erased": msgspec.to_builtins(report.erased),
         "first": None if report.first is None else msgspec.to_builtins(report.first),
@@ -36,6 +38,7 @@ def replay_all(path: Path) -> dict[str, Any]:
 def replay_lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
     lines = [f"{author:<10} {count:>6} decisions" for author, count in report["by_author"].items()]
+    lines.append(f"{'agents':<10} {report['observed']:>6} facts, which are what they observed and did")
     lines += [f"{count} decisions NOT CHECKED: {why}" for why, count in report["unchecked"].items()]
     lines += [
         f"{one['author']:<10} the decision stored from fact {one['first_seq']} on RESTS ON AN ERASED PAYLOAD: "

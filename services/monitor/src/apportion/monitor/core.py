@@ -16,6 +16,7 @@ it had not been listening for a while.
 
 import contextlib
 import hashlib
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -406,17 +407,51 @@ def _silent_ms(state: State, node: NodeView, at_ns: int) -> int:
 
 def decide(state: State, now: int) -> list[ev.Fact]:
     """What follows from silence, returns, moves, wishes and questions; at most FACTS_MAX facts."""
-    facts = _recovered(state)[:FACTS_MAX]
-    facts += _judged(state, FACTS_MAX - len(facts))
-    if not facts:
-        # By what was said of nodes, once that has come round: who is suspected just now is in no doubt.
-        facts += _misfits(state)[:FACTS_MAX]
-    facts += alerts.due(state.levels, state.alerts, state.rules)[: FACTS_MAX - len(facts)]
+    back = _recovered(state)[:FACTS_MAX]
+    silence = _judged(state, FACTS_MAX - len(back))
+    return decided(
+        state,
+        now,
+        Observed(
+            silence=silence,
+            # By what was said of nodes, once that has come round: who is suspected just now is in no doubt.
+            cordons=[] if back or silence else _misfits(state)[:FACTS_MAX],
+            alerts=alerts.due(state.levels, state.alerts, state.rules),
+            questions=state.questions,
+            silent=_silent(state, sorted(watched(state.pool))),
+            frozen_ms=_frozen_ms(state),
+        ),
+    )
+
+
+class Observed(Struct, frozen=True, kw_only=True):
+    """What follows from that which only this process could know, by its own clock and measures, and who asked it."""
+
+    silence: list[ev.Fact]
+    """Of nodes, and what it says of the control plane."""
+    cordons: list[ev.Fact]
+    """By the monitor's own rules."""
+    alerts: list[ev.Fact]
+    questions: Sequence[ev.AuditQueryRun]
+    silent: tuple[NodeId, ...]
+    """Nodes whose silence freezes the control plane, or would."""
+    frozen_ms: int
+
+
+def decided(state: State, now: int, observed: Observed) -> list[ev.Fact]:
+    """What follows from what was folded, given what was observed; at most FACTS_MAX facts."""
+    facts = _recovered(state)[:FACTS_MAX] + observed.silence + observed.cordons
+    facts += observed.alerts[: FACTS_MAX - len(facts)]
     facts += faults.expired(state.faults, now)[: FACTS_MAX - len(facts)]
     facts += moves.completed(state.moves)[: FACTS_MAX - len(facts)]
     facts += retention.due(state.retention, now)[: FACTS_MAX - len(facts)]
-    facts += answered(state.inbox[: FACTS_MAX - len(facts)], _situation(state, facts), now)
-    return facts + state.questions[: FACTS_MAX - len(facts)]
+    facts += answered(state.inbox[: FACTS_MAX - len(facts)], _situation(state, facts, observed), now)
+    return [*facts, *observed.questions[: FACTS_MAX - len(facts)]]
+
+
+def watched(pool: Pool) -> list[NodeId]:
+    """Nodes whose silence counts."""
+    return [node_id for node_id, node in pool.nodes.items() if node.state is not NodeState.FENCED]
 
 
 def wake_at(state: State, now: int) -> int | None:
@@ -467,20 +502,18 @@ def _judged(state: State, most: int) -> list[ev.Fact]:
     if state.clock_ns is None or most < 2:
         return []
     pool = state.pool
-    watched = sorted(
-        (node for node in pool.nodes.values() if node.state is not NodeState.FENCED), key=lambda node: node.node_id
-    )
-    silence = {node.node_id: _silent_ms(state, node, state.clock_ns) for node in watched}
-    fleet = [node.node_id for node in watched if node.node_id not in state.presumed_lost]
+    seen = [pool.nodes[node_id] for node_id in sorted(watched(pool))]
+    silence = {node.node_id: _silent_ms(state, node, state.clock_ns) for node in seen}
+    fleet = [node.node_id for node in seen if node.node_id not in state.presumed_lost]
     silent = _silent(state, fleet)
     is_fleet_silent = len(fleet) >= FLEET_MIN and len(silent) * 2 > len(fleet)
     if is_fleet_silent and not pool.frozen:
         return [ev.ControlPlaneFrozen(silent=len(silent), nodes=len(fleet))]
     if pool.frozen:
         # A node that speaks again under the freeze is trusted at once; silent ones are judged after it.
-        return [*_trusted(state, watched)[: most - 1], *_thawed(state, fleet, silent, is_fleet_silent=is_fleet_silent)]
-    facts: list[ev.Fact] = _trusted(state, watched)[:most]
-    for node in watched:
+        return [*_trusted(state, seen)[: most - 1], *_thawed(state, fleet, silent, is_fleet_silent=is_fleet_silent)]
+    facts: list[ev.Fact] = _trusted(state, seen)[:most]
+    for node in seen:
         if len(facts) + 2 > most:
             break  # a loss and its fencing are never parted; the rest follows in the next round
         silent_ms = silence[node.node_id]
@@ -492,7 +525,7 @@ def _judged(state: State, most: int) -> list[ev.Fact]:
                     )
                 )
         elif silent_ms >= state.lease_ms:
-            facts += _lost(state, node, silent_ms)
+            facts += lost(state, node, silent_ms)
     return facts
 
 
@@ -537,7 +570,7 @@ def _misfits(state: State) -> list[ev.Fact]:
     return misfits.judged(state.misfits, state.pool, steady, state.lease_ms)
 
 
-def _situation(state: State, facts: list[ev.Fact]) -> Situation:
+def _situation(state: State, facts: list[ev.Fact], observed: Observed) -> Situation:
     """What wishes are answered from, as if ``facts`` had been folded already."""
     cordons = {node_id: node.cordon for node_id, node in state.pool.nodes.items()}
     for fact in facts:
@@ -548,14 +581,13 @@ def _situation(state: State, facts: list[ev.Fact]) -> Situation:
                 cordons[fact.node_id] = None
             case _:
                 pass
-    watched = [node for node in state.pool.nodes.values() if node.state is not NodeState.FENCED]
     return Situation(
         pool=state.pool,
         cordons=cordons,
         is_frozen=state.pool.frozen and not any(isinstance(fact, ev.ControlPlaneThawed) for fact in facts),
-        silent=_silent(state, sorted(node.node_id for node in watched)),
-        watched=len(watched),
-        frozen_ms=_frozen_ms(state),
+        silent=observed.silent,
+        watched=len(watched(state.pool)),
+        frozen_ms=observed.frozen_ms,
         alerts=state.alerts,
         rules=state.rules,
         faults=state.faults,
@@ -564,10 +596,10 @@ def _situation(state: State, facts: list[ev.Fact]) -> Situation:
     )
 
 
-def _trusted(state: State, watched: list[NodeView]) -> list[ev.Fact]:
+def _trusted(state: State, nodes: list[NodeView]) -> list[ev.Fact]:
     assert state.clock_ns is not None, "silence is judged only once something was observed"
     facts: list[ev.Fact] = []
-    for node in watched:
+    for node in nodes:
         heard = state.heard_ns.get(node.node_id)
         if node.state is not NodeState.SUSPECTED or heard is None:
             continue  # one that was merely granted a lease has not spoken
@@ -578,7 +610,8 @@ def _trusted(state: State, watched: list[NodeView]) -> list[ev.Fact]:
     return facts
 
 
-def _lost(state: State, node: NodeView, silent_ms: int) -> list[ev.Fact]:
+def lost(state: State, node: NodeView, silent_ms: int) -> list[ev.Fact]:
+    """What is said of a node whose silence has lasted as long as its lease."""
     return [
         ev.NodeLost(node_id=node.node_id, silent_ms=silent_ms, lease_ms=state.lease_ms, rule=RULE),
         ev.NodeFenced(

@@ -74,6 +74,8 @@ class Report(Struct, kw_only=True):
     erased: list[Resting] = []
     """Decisions that rest on an erased payload and don't come out the same without it: nothing wrong with them."""
     by_author: dict[str, int] = {}
+    observed: int = 0
+    """Facts of others, nodes' agents above all: what they saw and did, and nothing to decide again."""
     entries: int = 0
     """Messages read, of both streams."""
 
@@ -166,6 +168,8 @@ def replay(facts: Iterable[Entry], wishes: Mapping[Author, Iterable[Entry]], cor
         report.entries += len(entries)
         if who in authors and basis is not None:
             _check(report, who, authors[who], basis, entries)
+        elif who not in authors:
+            report.observed += len(entries)
         for one in authors.values():
             one.waiting.extend(entries)
     report.entries += max((author.wishes_seq for author in authors.values()), default=0)
@@ -183,7 +187,7 @@ def _check(report: Report, who: Author, author: _Author, basis: Basis, batch: li
     if cannot_decide is not None and (why := cannot_decide(author.state)) is not None:
         return _leave(report, why)
     try:
-        recomputed = list(author.core.decide(author.state, basis.decided_at))
+        recomputed = _decided_again(author, basis, [entry.event for entry in batch])
     except Exception:
         if not author.erased:
             raise
@@ -211,6 +215,14 @@ def _check(report: Report, who: Author, author: _Author, basis: Basis, batch: li
             recomputed=tuple(sides[1]),
         )
     return None
+
+
+def _decided_again(author: _Author, basis: Basis, recorded: list[Any]) -> list[ev.Fact]:
+    # An author that observes what is in no stream decides anew from what was said of it.
+    redecide = getattr(author.core, "redecide", None)
+    if redecide is None:
+        return list(author.core.decide(author.state, basis.decided_at))
+    return list(redecide(author.state, basis.decided_at, recorded))
 
 
 def _job_of(fact: ev.Event | Undecodable) -> str | None:
