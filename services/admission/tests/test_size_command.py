@@ -58,7 +58,7 @@ def test_one_model_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(arguments) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["parts"]["kv_cache"] == 8192
-    assert answer["method"] == "analytic-v3/known/none"
+    assert answer["method"] == "analytic-v4/known/none"
 
 
 def test_one_model_is_printed_for_people(capsys: pytest.CaptureFixture[str]) -> None:

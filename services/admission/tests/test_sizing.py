@@ -122,12 +122,14 @@ def test_four_bit_rows_are_not_under_estimated() -> None:
 
 
 def test_points_that_nothing_was_fitted_to_are_met() -> None:
-    """Another model, library and quantiser settings than any fitted row."""
+    """Another model, library and quantiser settings than any fitted row, and another kind of model."""
     with (DATA / "independent_points.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 3
+    assert len(rows) == 4
     for row in rows:
         fields = {"name": row["model"], "dtype": row["dtype"], "engine": row["engine"]}
+        if row["metric"].startswith("device-wide"):
+            fields["measure"] = "device"
         fields_with_counts = {**fields, "batch": int(row["batch"]), "context_tokens": int(row["context_tokens"])}
         sizing = estimate(parse_model(fields_with_counts))
         measured = int(row["measured_mib"])
@@ -227,6 +229,43 @@ def test_latent_attention_caches_far_less() -> None:
     assert kv_elements_per_token(model.architecture) == 576
 
 
+def test_an_encoder_of_sound_reads_all_its_frames_whatever_is_said() -> None:
+    """1,500 positions for 30 s: the turbo has four decoders, each with those keys and the text's."""
+
+    def cached_mib(name: str, tokens: int) -> int:
+        return estimate(parse_model({"name": name, "batch": 8, "context_tokens": tokens})).parts.kv_cache
+
+    for tokens in (8, 448):
+        assert cached_mib("whisper-large-v3-turbo", tokens) == -(-8 * 4 * (1500 + tokens) * 2 * 1280 * 2 // 2**20)
+    assert cached_mib("whisper-large-v3", 448) == pytest.approx(8 * cached_mib("whisper-large-v3-turbo", 448), rel=0.01)
+    trained = [
+        estimate(parse_model({"name": "whisper-small", "training": "full", "context_tokens": tokens, "batch": 8}))
+        for tokens in (100, 200)
+    ]
+    assert 0 < trained[1].parts.activations - trained[0].parts.activations < trained[0].parts.activations // 10
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout"),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", "llama-4-maverick"),
+        ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air"),
+        ("zai-org/GLM-4.6", "glm-4.5"),
+        ("openai/whisper-large-v3", "whisper-large"),
+        ("openai/whisper-large-v3-turbo", "whisper-large-v3-turbo"),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-3.1-24b"),
+        ("mistralai/Devstral-Small-2507", "mistral-small-24b"),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", "qwen3-coder-480b-a35b"),
+    ],
+)
+def test_models_of_this_year_are_known(spelling: str, name: str) -> None:
+    """Under the names of their repositories."""
+    found = known_model(spelling)
+    assert found is not None
+    assert found.name == name
+
+
 def test_a_sliding_window_bounds_the_cache() -> None:
     """Beyond its window only the global layers grow."""
     plain = Architecture(layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128, vocab=32000)
@@ -298,7 +337,7 @@ def test_a_size_alone_is_enough_and_says_what_was_assumed() -> None:
     """`params_millions` is all that many people know; the answer admits the guess."""
     sizing = estimate(parse_model({"params_millions": 7000}))
     assert sizing.assumed == ("batch", "context_tokens", "architecture")
-    assert sizing.method == "analytic-v3/size-only/none"
+    assert sizing.method == "analytic-v4/size-only/none"
     assert sizing.parts.weights == 14_000_000_000 // 2**20 + 1
 
 

@@ -25,7 +25,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     family: Family = Family.DECODER
     layers: int
-    """All blocks; of an encoder-decoder, both sides together, half of them decoders."""
+    """All blocks; of an encoder-decoder, both sides together, half of them decoders unless ``decoder_layers`` says."""
     hidden: int
     intermediate: int
     """Width of a dense MLP; of an all-experts model, of one expert."""
@@ -58,6 +58,15 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Sliding window of attention; 0 attends to everything."""
     global_every: int = 0
     """With a window: every Nth layer attends to everything; 0 means that none does."""
+    decoder_layers: int = 0
+    """Blocks of an encoder-decoder that are decoders; 0: half of them."""
+    source_tokens: int = 0
+    """Tokens that the encoder reads whatever is asked, as frames of sound; 0: as many as the context."""
+
+    @property
+    def decoders(self) -> int:
+        """Decoder blocks of an encoder-decoder."""
+        return self.decoder_layers or self.layers // 2
 
     @property
     def is_latent(self) -> bool:
@@ -106,7 +115,7 @@ def block_params(arch: Architecture) -> int:
     """Parameters of all blocks together, without embeddings and head."""
     attentions = arch.layers
     if arch.family is Family.ENCODER_DECODER:
-        attentions += arch.layers // 2  # a decoder block also attends to the encoder
+        attentions += arch.decoders  # a decoder block also attends to the encoder
     total = attentions * attention_params(arch)
     if arch.experts:
         sparse_layers = arch.layers - arch.dense_layers
@@ -150,7 +159,7 @@ def caching_layers(arch: Architecture) -> int:
         case Family.DECODER:
             return arch.layers
         case Family.ENCODER_DECODER:
-            return arch.layers  # half as many decoders, each with its own and the encoder's keys
+            return 2 * arch.decoders  # each with its own keys and the encoder's
         case Family.ENCODER | Family.VISION:
             return 0
 
@@ -158,6 +167,8 @@ def caching_layers(arch: Architecture) -> int:
 def cached_tokens(arch: Architecture, context_tokens: int) -> int:
     """Token-layers cached for one sequence: layers times tokens, less what sliding windows drop."""
     layers = caching_layers(arch)
+    if arch.source_tokens:
+        return arch.decoders * (context_tokens + arch.source_tokens)
     if arch.window_tokens == 0:
         return layers * context_tokens
     global_layers = layers // arch.global_every if arch.global_every else 0

@@ -41,7 +41,7 @@ from apportion.admission.model_spec import (
 )
 from apportion.admission.models import known_model
 
-METHOD_VERSION = "analytic-v3"
+METHOD_VERSION = "analytic-v4"
 
 _MIB = 1 << 20
 _BP = 10_000
@@ -117,6 +117,14 @@ class _Job(msgspec.Struct, frozen=True):
     @property
     def tokens(self) -> int:
         return self.batch * self.context_tokens
+
+    @property
+    def token_layers(self) -> int:
+        """Blocks times the tokens that they read: an encoder may read others than its decoder."""
+        if not self.arch.source_tokens:
+            return self.tokens * self.arch.layers
+        encoders = self.arch.layers - self.arch.decoders
+        return self.batch * (encoders * self.arch.source_tokens + self.arch.decoders * self.context_tokens)
 
     @property
     def is_training(self) -> bool:
@@ -241,7 +249,7 @@ def _prefill_bytes(job: _Job) -> int:
     hidden) bytes beyond weights and cache. vLLM and its kin read prompts in chunks of at most 8,192 tokens.
     """
     spec, arch = job.spec, job.arch
-    tokens = job.batch * job.prompt_tokens
+    tokens = job.batch * max(job.prompt_tokens, arch.source_tokens)
     if spec.engine in (Engine.VLLM, Engine.SGLANG, Engine.TGI):
         tokens = min(tokens, 8192)
     wide = (3 if arch.gated else 2) * _share(arch.active_intermediate, spec.tensor_parallel)
@@ -351,8 +359,9 @@ def _activation_bytes(job: _Job) -> int:
         score_bytes = 13 if element == 4 else 7
         per_token += score_bytes * _share(arch.heads, ways) * job.context_tokens
     if spec.training.checkpointing:
-        return job.tokens * (arch.layers * arch.hidden * element + per_token)
-    return job.tokens * arch.layers * per_token
+        widest = job.batch * max(job.context_tokens, arch.source_tokens)
+        return job.token_layers * arch.hidden * element + widest * per_token
+    return job.token_layers * per_token
 
 
 def _loss_bytes(job: _Job) -> int:
