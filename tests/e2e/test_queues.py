@@ -155,6 +155,15 @@ def test_what_a_queue_lends_comes_back_and_no_limit_is_passed(pool: Pool) -> Non
     [row] = pool.json("policy", "show")["policies"]
     assert (row["held_compute_milli"], row["limit_compute_milli"], row["held_jobs"]) == (1000, 1000, 1)
 
+    # Who goes first is policy, too.
+    rules = pool.data_dir.parent / "rules.toml"
+    rules.write_text("[placement]\nageing_s = 5\n[placement.class_points]\nspot = 500\n")
+    assert pool.run("policy", "set", str(rules), "--reason", "spot waits less").returncode == 0
+    _until("the log has both", lambda: len(pool.json("policy", "show")["policies"]) == 2)
+    of_the_pool = pool.json("policy", "show")["policies"][0]
+    assert of_the_pool["placement"] == {"ageing_s": 5, "class_points": {"spot": 500}}
+    assert of_the_pool["reason"] == "spot waits less"
+
     # Everything of it can be decided again from the log.
     pool.down()
     replay = pool.json("replay", "--verify")

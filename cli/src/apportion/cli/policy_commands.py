@@ -1,7 +1,8 @@
 """Rates, full queues, isolation and defaults: what goes for whom, and how that is changed."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -38,6 +39,8 @@ QUALIFY row_number() OVER (PARTITION BY body ->> '$.for_tenant' ORDER BY ordinal
 ORDER BY for_tenant
 """
 
+_NESTED: Final = ("limit_model_milli", "defaults", "placement")
+
 
 @cli.group()
 def policy() -> None:
@@ -52,6 +55,10 @@ def policy_show(output: str, data_dir: str | None, pool: str | None, bus_url: st
     from apportion.cli.question import ask_sql
 
     found = run(ask_sql(place_of(data_dir, pool, bus_url), NEWEST))
+    rows = found.rows
+    if output in {"json", "jsonl"}:
+        # SQL has them as JSON in a text: whoever reads JSON wants what is in it.
+        rows = [{**row, **{name: json.loads(row[name] or "null") for name in _NESTED}} for row in rows]
     columns = (
         "for_tenant",
         "rate_per_min",
@@ -78,7 +85,7 @@ def policy_show(output: str, data_dir: str | None, pool: str | None, bus_url: st
         "actor",
         "reason",
     )
-    print_rows(found.rows, kind="policies", output=output, columns=columns, wide=wide, name="for_tenant")
+    print_rows(rows, kind="policies", output=output, columns=columns, wide=wide, name="for_tenant")
     if not found.rows and output in {"table", "wide"}:
         say("No policy was set: the settings of admission and the placer go for all (`apportion config show`).")
 
