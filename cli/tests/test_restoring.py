@@ -258,7 +258,7 @@ async def _goes_on(backup: Path, data_dir: Path) -> None:
             before = [entry_of(message) for message in messages_of(backup, stream)]
             reader = await bus.reader(stream, after=0)
             after: list[Entry] = []
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while len(after) < len(before):
                     await reader.ready.wait()
                     after += [entry_of(message) for message in reader.take()]

@@ -84,7 +84,7 @@ async def said_by_a_pool(data_dir: Path) -> str:
                 "apportion_stream_bytes{",
                 "apportion_runs_ended",
             )
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while True:
                     await _sample(bus)
                     if run.exists():

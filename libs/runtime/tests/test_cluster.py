@@ -46,7 +46,7 @@ async def answer_to_a_stranger(port: int) -> bytes:
         writer.write(
             b'CONNECT {"verbose":false,"pedantic":false,"name":"stranger","server_name":"stranger"}\r\nPING\r\n'
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await reader.read()
     finally:
         writer.close()

@@ -40,7 +40,7 @@ def a_script(path: Path, body: str) -> Path:
 
 
 async def until_restarted(server: EmbeddedServer, times: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while server.restarts < times:
             await asyncio.sleep(0.005)
 

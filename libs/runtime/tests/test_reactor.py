@@ -88,7 +88,7 @@ class Watch:
         return self.settled
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(self.entries) < count:
                 self.news.clear()
                 await self.news.wait()

@@ -61,7 +61,7 @@ def placements(label: str, count: int) -> list[Message]:
 
 async def read(reader: StreamReader, count: int) -> list[RawMessage]:
     got: list[RawMessage] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for batch in reader.batches():
             got += batch
             if len(got) >= count:

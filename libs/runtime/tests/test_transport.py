@@ -78,7 +78,7 @@ async def encrypted(tmp_path: Path) -> AsyncIterator[tuple[str, Path]]:
     with (tmp_path / "server.log").open("wb") as log:
         server = subprocess.Popen([find_binary(dict(os.environ)), "-c", config], stdout=log, stderr=log)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (port := _port_of(tmp_path / f"nats-server_{server.pid}.ports")) is None:
                 await asyncio.sleep(0.02)
         yield f"nats://localhost:{port}", tmp_path / "ca.pem"

@@ -97,7 +97,7 @@ async def test_a_bus_that_comes_back_with_less_than_it_had_is_not_written_to(tmp
             reader = await bus.reader(Stream.FACTS, after=0)
             last = await bus.publish_fenced(lease, placements("lost", 4))
             read = 0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while read < last:
                     await reader.ready.wait()
                     read += len(reader.take())

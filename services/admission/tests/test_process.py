@@ -64,7 +64,7 @@ async def facts_until(bus: Bus, count: int, kind: type[ev.Fact] | tuple[type[ev.
     """Facts of these kinds from the stream's beginning, once there are so many."""
     reader = await bus.reader(Stream.FACTS, after=0)
     found: list[Entry] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for batch in reader.batches():
             for raw in batch:
                 entry = decode_fact(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at)
@@ -145,7 +145,7 @@ async def test_a_second_session_takes_over_and_the_first_leaves(bus: Bus, servic
         answers: list[Any] = [entry.event for entry in await facts_until(bus, 6, ANSWERS)]
         assert [answer.answers for answer in answers] == list(range(1, 7))
         assert service.process is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await service.process.wait() != 0
     finally:
         await second.end(signal.SIGKILL)

@@ -75,10 +75,10 @@ def headers(event_id: str, **more: str) -> dict[str, str]:
 
 async def ask(bus: Bus, body: bytes, given: dict[str, str], subject: str = ASK) -> dict[str, Any]:
     """The reply, once anybody serves requests."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
-                reply = await bus.client.request(subject, body, headers=given, timeout=20)
+                reply = await bus.client.request(subject, body, headers=given, timeout=60)
             except nats.errors.NoRespondersError:
                 await asyncio.sleep(0.05)
                 continue
@@ -99,7 +99,7 @@ async def letters(bus: Bus) -> list[Letter]:
 
 
 async def letters_once(bus: Bus, count: int) -> list[Letter]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(found := await letters(bus)) < count:
             await asyncio.sleep(0.05)
     return found

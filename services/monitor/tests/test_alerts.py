@@ -314,7 +314,7 @@ def notifier(receiver: Receiver, state: Alerts, *, to: str, repeat_s: float = 60
 
 async def told(receiver: Receiver, notifying: Notifier, count: int) -> None:
     task = asyncio.create_task(notifying.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(receiver.requests) < count:
             await asyncio.sleep(0.01)
     task.cancel()

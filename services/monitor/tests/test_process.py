@@ -192,7 +192,7 @@ async def test_every_message_is_in_the_log_exactly_once_whatever_is_killed(
         assert len(stored) >= acknowledged[stream]
         reader = await bus.reader(stream, after=0)
         read: list[RawMessage] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(read) < len(stored):
                 await reader.ready.wait()
                 read += reader.take()

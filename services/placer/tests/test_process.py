@@ -71,7 +71,7 @@ async def placer_facts(bus: Bus, count: int) -> list[Entry]:
     """Everything that the placer stated from the beginning but its claims, once there is so much."""
     reader = await bus.reader(Stream.FACTS, after=0)
     found: list[Entry] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for batch in reader.batches():
             for raw in batch:
                 entry = decode_fact(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at)
@@ -137,7 +137,7 @@ async def claim_of(bus: Bus, number: int) -> ev.LeaseClaimed:
     """The placer's claim of that number, once there is one."""
     reader = await bus.reader(Stream.FACTS, after=0, filters=(subjects.lease(POOL, PLACER),))
     found: list[ev.LeaseClaimed] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async for batch in reader.batches():
             for raw in batch:
                 event = decode_fact(raw.subject, raw.headers, raw.body, seq=raw.seq, recorded_at=raw.recorded_at).event
@@ -185,14 +185,14 @@ async def test_a_standby_places_while_the_first_is_paused_and_the_first_then_end
 
 async def until_it_stands_still(pid: int) -> None:
     """A signal takes effect when the kernel gets round to it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
             await asyncio.sleep(0.01)
 
 
 async def until_follows(data_dir: Path) -> None:
     """Until the process of that directory stands by."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(OSError, ValueError):
                 run = json.loads((data_dir / "run" / "placer.json").read_bytes())
