@@ -263,3 +263,34 @@ def test_a_hold_keeps_from_being_forgotten_until_it_is_released(tmp_path: Path) 
         asyncio.run(kept(log, [released, tape.fact(a_node("node-3"))]))
         assert len(log.ask(FORGOTTEN).rows[0][0]) == 6
     assert verify(path).ok
+
+
+@pytest.mark.parametrize("is_by_retention", [False, True])
+def test_a_wish_that_did_not_name_its_job_is_the_jobs_all_the_same(is_by_retention: bool, tmp_path: Path) -> None:
+    """Admission named it: it is part of its story, and is forgotten with it; of another job's order nothing comes."""
+    path = tmp_path / "log.duckdb"
+    with EventLog.open(path) as log:
+        tape = Tape()
+        request = a_job_request(job_id="x")
+        workload = ev.Workload(command=(SECRET.decode(),))
+        nameless = tape.wish(ev.JobRequested(queue="main", workload=workload, resources=request.resources))
+        rows = [
+            nameless,
+            tape.fact(a_job("job-1", answers=1)),
+            tape.fact(ev.JobSucceeded(job_id=JobId("acme/job-1"), attempts=1, wait_ms=1, run_ms=1)),
+            tape.wish(a_job_request(job_id="later")),
+        ]
+        tape.at += DAY
+        log.append(rows)
+        story = log.ask("SELECT kind FROM v_job_timeline WHERE job_id = 'acme/job-1' ORDER BY ordinal").rows
+        assert story == [("JobRequested",), ("JobAdmitted",), ("JobSucceeded",)]
+        asyncio.run(kept(log, [order(tape, nameless), tape.fact(a_node())]))
+        assert log.ask(FORGOTTEN).rows == [(None,)], "the row is another than that order says"
+        if is_by_retention:
+            said = [forget(tape, NOON // DAY * DAY + DAY)]
+        else:
+            said = [order(tape, nameless, job_id=JobId("acme/job-1"))]
+        asyncio.run(kept(log, [*said, tape.fact(a_node("node-2"))]))
+        (ordinals,) = log.ask("SELECT list(ordinal ORDER BY ordinal) FROM events WHERE payload IS NULL").rows[0]
+        assert ordinals == ([1, 2] if is_by_retention else [1])
+    assert verify(path).ok

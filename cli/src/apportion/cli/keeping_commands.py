@@ -186,9 +186,11 @@ def log_erase(*, job: str, **options: Any) -> int:
         job_id = await job_named(place, job)
         found = await ask_sql(
             place,
-            "SELECT stream, stream_seq AS seq, job_id, recorded_at FROM events "  # noqa: S608  quoted
-            f"WHERE job_id = {literal(job_id)} AND split_part(type, '.', 1) IN "
-            "('JobRequested', 'JobAdmitted', 'RunPlaced') AND payload IS NOT NULL ORDER BY ordinal",
+            f"SELECT stream, stream_seq AS seq, {literal(job_id)} AS job_id, recorded_at FROM events "  # noqa: S608  quoted
+            f"WHERE payload IS NOT NULL AND ((job_id = {literal(job_id)} AND split_part(type, '.', 1) IN "
+            "('JobRequested', 'JobAdmitted', 'RunPlaced')) OR (stream = 'wishes' AND job_id IS NULL AND stream_seq IN "
+            f"(SELECT answers FROM events WHERE job_id = {literal(job_id)} "
+            "AND split_part(type, '.', 1) = 'JobAdmitted'))) ORDER BY ordinal",
         )
         return found.rows
 

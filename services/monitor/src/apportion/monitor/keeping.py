@@ -13,6 +13,7 @@ import structlog
 
 from apportion.contracts import codec
 from apportion.contracts import events as ev
+from apportion.contracts.causes import RowOf
 from apportion.contracts.envelope import Stream
 from apportion.contracts.events import type_name
 from apportion.monitor import holds, segments
@@ -147,6 +148,8 @@ class Keeper:
             ordinal, job_id, tenant, recorded_at, type_, is_erased = found[0]
             if is_erased:
                 continue
+            if job_id is None and order.stream is RowOf.WISHES:
+                job_id = self._admitted_as(order.stream_seq)
             if (job_id, recorded_at) != (order.job_id, order.recorded_at) or type_ in _ORDERS:
                 # What the order says of the row is what was held against the holds.
                 log.warning("not_erased", ordinal=ordinal, error="the row is another than the order says")
@@ -165,6 +168,15 @@ class Keeper:
         self._erasures = waiting
         if waiting:
             self._erase_at = time.monotonic() + SOON_S
+
+    def _admitted_as(self, wish_seq: int) -> str | None:
+        """The job that a wish asked for without a name; None where none was admitted by it."""
+        found = self._log.ask(
+            "SELECT job_id FROM events WHERE stream = 'facts' AND answers = ? "
+            "AND split_part(type, '.', 1) = 'JobAdmitted'",
+            [wish_seq],
+        ).rows
+        return found[0][0] if found else None
 
     def _forget(self) -> None:
         """Forget the next of what is older than the retention in force keeps it. Raises LogWriteFailed."""

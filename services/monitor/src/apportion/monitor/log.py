@@ -1058,11 +1058,15 @@ def forgettable(before_at: int, condition: str, columns: str) -> str:
     kind = "split_part(type, '.', 1)"
     before = f"recorded_at < {int(before_at)}"
     ended = f"SELECT job_id FROM events WHERE {kind} IN {tuple(one.__name__ for one in ev.TERMINAL)} AND {before}"
-    refused = f"SELECT answers FROM events WHERE {kind} = 'JobRejected' AND {before}"
+    # A wish need not name its job: admission's answer does.
+    asked = (
+        f"SELECT answers FROM events WHERE {before} AND answers IS NOT NULL AND ({kind} = 'JobRejected' OR "
+        f"({kind} IN ('JobAdmitted', 'JobDuplicate') AND job_id IN ({ended} AND job_id IS NOT NULL)))"
+    )
     return (
         f"SELECT {columns} FROM events WHERE {before} AND ("
         f"({kind} IN ('JobRequested', 'JobAdmitted', 'RunPlaced') AND job_id IN ({ended} AND job_id IS NOT NULL)) OR "
-        f"(stream = 'wishes' AND stream_seq IN ({refused} AND answers IS NOT NULL))) AND {condition} ORDER BY ordinal"
+        f"(stream = 'wishes' AND stream_seq IN ({asked}))) AND {condition} ORDER BY ordinal"
     )
 
 

@@ -8,3 +8,9 @@ FROM (
     SELECT ordinal, recorded, unnest(CAST(body -> '$.runs' AS VARCHAR[])) AS run_id, node_id, author, kind, cause, actor, body
     FROM v_event WHERE kind = 'NodeFenced'
 ) AS fenced
+UNION ALL
+-- A wish need not name its job: admission's answer does.
+SELECT asked.ordinal, asked.recorded, admitted.job_id, asked.run_id, asked.node_id, coalesce(asked.author, asked.tenant), asked.kind, asked.cause, asked.actor, asked.body
+FROM v_event AS asked JOIN (
+    SELECT job_id, answers FROM v_event WHERE kind = 'JobAdmitted' AND answers IS NOT NULL
+) AS admitted ON asked.stream = 'wishes' AND asked.job_id IS NULL AND asked.stream_seq = admitted.answers
