@@ -141,8 +141,9 @@ class Evictions:
         """Who might be stopped for somebody, once that was asked, in the order of their ids."""
         self._latest_rank = max(state.evictable, default=-1)
         """Of the class that goes first."""
-        self._gone: set[JobId] = set()
-        """Who was told to go in this round."""
+        going = {run: state.pool.run_jobs[run] for run in sorted(state.stops)}
+        self._gone: set[JobId] = set(going.values())
+        """Who was told to go in this round, or by what is decided with it: as a node drains, say."""
         self._fewer: set[JobId] = set()
         """Who was told to go on with fewer replicas."""
         self._left = preemptions_left(state, now)
@@ -154,6 +155,9 @@ class Evictions:
             for job_id in state.leaving:
                 job = state.pool.jobs[job_id]
                 self._reclaim.leave(job, leaving_of(job))
+            for job_id in sorted(self._gone - state.leaving):
+                job = state.pool.jobs[job_id]
+                self._reclaim.leave(job, [run for run in job.runs.values() if run.run_id in going])
             for job_id in self._claims:
                 shape = self._shapes[job_id]
                 self._reclaim.come(job_id, shape.queue, self._books.least(shape.demand))
@@ -242,12 +246,12 @@ class Evictions:
 
     @property
     def told(self) -> AbstractSet[JobId]:
-        """Who was told to go in this round, or to go on with fewer replicas."""
+        """Who is told to go with this round, or to go on with fewer replicas."""
         return self._gone | self._fewer
 
     @property
     def gone(self) -> AbstractSet[JobId]:
-        """Who was told to go in this round."""
+        """Who is told to go with this round."""
         return self._gone
 
     def is_owed(self, shape: Shape) -> bool:

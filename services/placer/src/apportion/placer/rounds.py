@@ -516,8 +516,7 @@ class Round:
         """
         state = self.state
         # Of whom a replica is told to stop with this very decision, nobody knows how many will be left.
-        stopped = {state.pool.run_jobs[run] for run in state.stops}
-        jobs = {job_id: state.pool.jobs[job_id] for job_id in state.growable - stopped}
+        jobs = {job_id: state.pool.jobs[job_id] for job_id in state.growable - self._evictions.gone}
         sizes = {job_id: (job.next_replica, len(job.members())) for job_id, job in jobs.items()}
         for job_id in self.placed:
             job = state.pool.jobs[job_id]
