@@ -19,6 +19,9 @@
 #
 # ARGS="…" is handed on to what the verb runs.
 
+# Container images like to forbid it, and every process that a test starts would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help

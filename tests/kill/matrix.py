@@ -34,6 +34,7 @@ FIRST, SECOND = NodeId("node-1"), NodeId("node-2")
 AGENT: Final = f"node-agent-{FIRST}"
 _NODE_WISHES: Final = (ev.NodeCordonRequested, ev.NodeUncordonRequested)
 REACTORS: Final = ("admission", "placer", "monitor", AGENT)
+SERVICES: Final = (*REACTORS, "nats-server", "shim")
 IN_FLIGHT: Final = 16
 REACHED_S: Final = 8.0
 """How long a moment is waited for; a service that doesn't come to it is killed anyway."""
@@ -66,14 +67,15 @@ class Outcome:
 def cells() -> list[Cell]:
     """Every service at every moment; the bus and the shims have no moments of ours, so chance chooses theirs."""
     found = [Cell(service, moment) for moment in (*MOMENTS, "drain", "load") for service in REACTORS]
-    return [*found, *(Cell(service, f"chance-{n}") for n in range(6) for service in ("nats-server", "shim"))]
+    return [*found, *(Cell(service, f"chance-{n}") for n in range(6) for service in SERVICES[-2:])]
 
 
 class Load:
     """Jobs, one after the other ends, until it is told to stop."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, in_flight: int) -> None:
         self._bus = bus
+        self._in_flight = in_flight
         self._number = 0
         self._live: set[str] = set()
         self.ended: Counter[str] = Counter()
@@ -91,7 +93,7 @@ class Load:
         """
         reader = await self._bus.reader(Stream.FACTS, after=0)
         while not (self.is_over and not self._live):
-            while not self.is_over and len(self._live) < IN_FLIGHT:
+            while not self.is_over and len(self._live) < self._in_flight:
                 await asyncio.gather(*(self._ask_for_one() for _ in range(2)))
                 if not self._number % 4:
                     await asyncio.gather(*(self._ask_about_node(kind) for kind in _NODE_WISHES))
@@ -136,8 +138,9 @@ class Load:
 class Matrix:
     """The pool and its killer."""
 
-    def __init__(self, data_dir: Path, seed: int) -> None:
+    def __init__(self, data_dir: Path, seed: int, in_flight: int = IN_FLIGHT) -> None:
         self._data_dir = data_dir
+        self._in_flight = in_flight
         self._random = random.Random(seed)
         self._supervisor = Supervisor(
             PoolPlan(
@@ -179,7 +182,7 @@ class Matrix:
         bus = await Bus.connect(
             self._supervisor.server.url, pool=POOL, name="kill", key=self._supervisor.key_of("operator")
         )
-        load = Load(bus)
+        load = Load(bus, self._in_flight)
         loading = asyncio.create_task(load.run())
         try:
             for cell in wanted:
@@ -301,3 +304,15 @@ async def matrix(data_dir: Path, *, seed: int = 1, rounds: int = 1) -> Outcome:
     wanted = cells() * rounds
     random.Random(seed).shuffle(wanted)
     return await Matrix(data_dir, seed).run(wanted)
+
+
+async def sample(data_dir: Path, *, seed: int, size: int) -> Outcome:
+    """Some of the cells, every service among them, under so little work that the kills are what costs."""
+    chance = random.Random(seed)
+    left = {service: [cell for cell in cells() if cell.service == service] for service in SERVICES}
+    for one in left.values():
+        chance.shuffle(one)
+    wanted: list[Cell] = []
+    while len(wanted) < size and any(left.values()):
+        wanted += [one.pop() for one in left.values() if one]
+    return await Matrix(data_dir, seed, in_flight=4).run(wanted[:size])
