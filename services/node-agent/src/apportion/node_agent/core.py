@@ -430,6 +430,8 @@ class AgentCore:
     def __init__(self, node_id: NodeId) -> None:
         self.node_id = node_id
         self.author = agent_author(node_id)
+        self._agreed: tuple[NodeRegistered, Inventory] | None = None
+        """The last two that were found to say the same; neither is ever changed, so it is no part of any state."""
 
     def initial(self) -> State:
         """Nothing known."""
@@ -695,12 +697,13 @@ class AgentCore:
                 ),
             )
         self._asides(run, facts)
-        is_never_to_start = run.phase is Phase.ORDERED and run.doom is not None
-        if not (is_never_to_start or run.phase in {Phase.ENDED, Phase.CLEAR}):
+        phase = run.phase
+        is_never_to_start = phase is Phase.ORDERED and run.doom is not None
+        if not (is_never_to_start or phase is Phase.ENDED or phase is Phase.CLEAR):
             return False
         if not run.is_finished_stated:
             facts.append(self._finished(state, run, now))
-        if not (is_never_to_start or run.phase is Phase.CLEAR):
+        if not (is_never_to_start or phase is Phase.CLEAR):
             return False
         facts.append(
             RunReleased(
@@ -714,9 +717,9 @@ class AgentCore:
 
     def _asides(self, run: Run, facts: list[Fact]) -> None:
         """What became of orders to a run that goes on; what was seen while it did is told also once it has ended."""
-        if run.is_finished_stated:
-            return
         stilled = run.stilled
+        if run.is_finished_stated or (stilled is None and not run.checkpoints):
+            return
         if run.phase is Phase.RUNNING and stilled is not None and stilled.is_still is not run.is_still_stated:
             told: Fact = (
                 RunSuspended(
@@ -792,25 +795,13 @@ class AgentCore:
         if is_older_left:
             return []  # Registered with the new epoch means: whatever is older is gone.
         on_trial = {trial.order.device_uuid for trial in state.trials.values() if trial.verdicts is None}
-        devices = tuple(_with_health(d, _health_of(state, d, on_trial)) for d in inventory.devices)
-        wanted = NodeRegistered(
-            node_id=self.node_id,
-            session=state.session,
-            boot_id=inventory.boot_id,
-            epoch=state.epoch,
-            devices=devices,
-            cpu_milli=inventory.cpu_milli,
-            memory_mib=inventory.memory_mib,
-            driver_version=inventory.driver_version,
-            simulated=inventory.simulated,
-            labels=inventory.labels,
-            agent_version=inventory.agent_version,
-            cuda_version=inventory.cuda_version,
-            capabilities=inventory.capabilities,
-        )
+        devices = inventory.devices
+        if state.health or on_trial:
+            devices = tuple(_with_health(d, _health_of(state, d, on_trial)) for d in devices)
         stated = state.registered
-        if stated is None or _but_health(stated) != _but_health(wanted):
+        if stated is None or not self._is_stated(state, stated, inventory):
             is_first_of_epoch = stated is None or stated.epoch != state.epoch
+            wanted = self._registration(state, inventory, devices)
             return [msgspec.structs.replace(wanted, caused_by=state.fenced_by if is_first_of_epoch else "")]
         return [
             DeviceHealthChanged(
@@ -826,6 +817,36 @@ class AgentCore:
             if before.health is not after.health or _wants_reboot(state, after) is not (after.uuid in state.reboots)
             for code, detail in (_reason_of(state, after, on_trial),)
         ]
+
+    def _registration(self, state: State, inventory: Inventory, devices: tuple[Device, ...]) -> NodeRegistered:
+        return NodeRegistered(
+            node_id=self.node_id,
+            session=state.session,
+            boot_id=inventory.boot_id,
+            epoch=state.epoch,
+            devices=devices,
+            cpu_milli=inventory.cpu_milli,
+            memory_mib=inventory.memory_mib,
+            driver_version=inventory.driver_version,
+            simulated=inventory.simulated,
+            labels=inventory.labels,
+            agent_version=inventory.agent_version,
+            cuda_version=inventory.cuda_version,
+            capabilities=inventory.capabilities,
+        )
+
+    def _is_stated(self, state: State, stated: NodeRegistered, inventory: Inventory) -> bool:
+        """Whether the registration says what there is, health left out; compared anew only where one of them is new."""
+        if (stated.session, stated.epoch) != (state.session, state.epoch):
+            return False
+        agreed = self._agreed
+        if agreed is not None and agreed[0] is stated and agreed[1] is inventory:
+            return True
+        wanted = self._registration(state, inventory, inventory.devices)
+        if _but_health(stated) != _but_health(wanted):
+            return False
+        self._agreed = stated, inventory
+        return True
 
     def wake_at(self, state: State, now: int) -> int | None:  # noqa: ARG002  the same for every core
         """Never: whatever is new here was folded or observed."""
@@ -846,15 +867,15 @@ class AgentCore:
         for run in sorted(state.runs.values(), key=_by_placement):
             doom = run.doom
             match run.phase:
-                case Phase.ORDERED:
-                    if doom is None and not any(_holds(run, device) for device in in_trial):
-                        starts.append(StartRun(order=run.order))
                 case Phase.RUNNING:
                     # While it is starting there is nothing to stop yet; its start is bounded and ends in a word.
                     if doom is not None and (run.stop_grace_s is None or doom.grace_s < run.stop_grace_s):
                         ends.append(_stop(run, doom))
                     elif doom is None:
                         ends += _asked(run)
+                case Phase.ORDERED:
+                    if doom is None and not any(_holds(run, device) for device in in_trial):
+                        starts.append(StartRun(order=run.order))
                 case Phase.ENDED:
                     if not run.is_release_issued:
                         ends.append(ReleaseRun(order=run.order))

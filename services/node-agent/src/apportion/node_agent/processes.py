@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
@@ -75,6 +75,8 @@ _READ_BYTES: Final = 16384
 _RETENTION: Final = Retention()
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +198,50 @@ class _Ask:
         self.answer: asyncio.Future[_Watched | None] = loop.create_future()
 
 
+class _Together(Generic[_Item, _Result]):
+    """Blocking work in a thread, in one trip for all who came while the last was under way."""
+
+    def __init__(
+        self,
+        work: Callable[[list[_Item]], list[_Result]],
+        threads: ThreadPoolExecutor,
+        run_task: Callable[[Coroutine[object, object, None]], None],
+    ) -> None:
+        """``work``: one result for each item; what it raises, all of them get."""
+        self._work = work
+        self._threads = threads
+        self._run_task = run_task
+        self._waiting: list[tuple[_Item, asyncio.Future[_Result]]] = []
+        self._is_at_work = False
+
+    async def __call__(self, item: _Item) -> _Result:
+        """The item's result."""
+        done: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, done))
+        if not self._is_at_work:
+            self._is_at_work = True
+            self._run_task(self._work_off())
+        return await done
+
+    async def _work_off(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                try:
+                    results = await loop.run_in_executor(self._threads, self._work, [item for item, _ in batch])
+                except OSError as err:
+                    for _, done in batch:
+                        if not done.done():
+                            done.set_exception(err)
+                else:
+                    for (_, done), result in zip(batch, results, strict=True):
+                        if not done.done():
+                            done.set_result(result)
+        finally:
+            self._is_at_work = False
+
+
 class Processes:
     """The runs of one node, under one directory; use as an asynchronous context.
 
@@ -230,8 +276,8 @@ class Processes:
         self._runs_fd = -1
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="processes")
-        self._to_make: list[tuple[Intent, asyncio.Future[bool]]] = []
-        self._is_making = False
+        self._make_directory = _Together(self._make_and_sync, self._threads, self._run_task)
+        self._bury = _Together(self._bury_all, self._threads, self._run_task)
         self._serials = itertools.count(1)
         self.kept = KeptLogs(root / "logs", retention)
         """What ended runs wrote."""
@@ -419,14 +465,22 @@ class Processes:
         if run in self._watched or run in self._starting:
             raise RunStillLives(run)
 
-        def bury() -> None:
+        if (error := await self._bury(run)) is not None:
+            raise error
+
+    def _bury_all(self, runs: list[RunId]) -> list[OSError | None]:
+        return [self._bury_one(run) for run in runs]
+
+    def _bury_one(self, run: RunId) -> OSError | None:
+        try:
             # Kept before the directory goes: an agent that dies in between finds it still there, and does the rest.
             self.kept.keep(run, Path(self._directory(run)), time.time())
             grave = self._set_aside(run)
-            if grave is not None:
-                shutil.rmtree(grave, ignore_errors=True)
-
-        await asyncio.get_running_loop().run_in_executor(self._threads, bury)
+        except OSError as err:
+            return err
+        if grave is not None:
+            shutil.rmtree(grave, ignore_errors=True)
+        return None
 
     def work_path(self, run: RunId) -> Path:
         """The run's private directory, in which it is started."""
@@ -544,39 +598,12 @@ class Processes:
             return None
         return grave
 
-    async def _make_directory(self, intent: Intent) -> bool:
-        """Make the run's directory and have it on disk; False where there is one.
+    def _make_and_sync(self, intents: list[Intent]) -> list[bool]:
+        """Make the runs' directories and have them on disk, all by one sync; False where there was one.
 
         Durable before anybody may act on it: after a power failure the directory alone says that the run may have
-        been started. Those who wait together share one sync.
+        been started. In a thread: where other processes sync, each change of a directory waits for the journal.
         """
-        made: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._to_make.append((intent, made))
-        if not self._is_making:
-            self._run_task(self._make_directories())
-        return await made
-
-    async def _make_directories(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._is_making = True
-        try:
-            while self._to_make:
-                batch, self._to_make = self._to_make, []
-                try:
-                    # In a thread: where other processes sync, each change of a directory waits for the journal.
-                    made = await loop.run_in_executor(self._threads, self._make_and_sync, [item for item, _ in batch])
-                except OSError as err:
-                    for _, future in batch:
-                        if not future.done():
-                            future.set_exception(err)
-                else:
-                    for (_, future), is_made in zip(batch, made, strict=True):
-                        if not future.done():
-                            future.set_result(is_made)
-        finally:
-            self._is_making = False
-
-    def _make_and_sync(self, intents: list[Intent]) -> list[bool]:
         made = [_make_directory(self._runs_path, intent) for intent in intents]
         os.fsync(self._runs_fd)
         return made

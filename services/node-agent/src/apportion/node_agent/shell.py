@@ -35,7 +35,7 @@ from apportion.node_agent.environment import (
     environment_of,
     slices_in,
 )
-from apportion.node_agent.host_limits import CPUS, HostLimits, Limits, LimitsNotSet, Near, near_devices
+from apportion.node_agent.host_limits import CPUS, NOBODY, HostLimits, Limits, LimitsNotSet, Near, near_devices
 from apportion.node_agent.nvml import NvmlFailed
 from apportion.node_agent.processes import (
     LOG_BYTES_MAX,
@@ -475,7 +475,8 @@ class Shell:
         self._boxed.discard(run)
         self._frozen.discard(run)
         self._users.give_back(run)
-        await asyncio.get_running_loop().run_in_executor(None, self._host.release, run)
+        if self._host.by != NOBODY:
+            await asyncio.get_running_loop().run_in_executor(None, self._host.release, run)
         self._processes_of.pop(run, None)
         self._slices_of.pop(run, None)
         self._stopping.discard(run)
