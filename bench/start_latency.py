@@ -174,15 +174,18 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 at_once = 1 if mode is Mode.EXCLUSIVE else arguments.at_once
                 await node.latencies_ms(5, mode)  # The spawner's and the daemon's start belong to no run.
                 took = await node.latencies_ms(arguments.runs // 2, mode)
-                rates, ratios, bares = [], [], []
+                rates, ratios, bares, cpu_ms = [], [], [], []
                 for _ in range(arguments.rounds):
                     bares.append((await asyncio.to_thread(bare, arguments.runs))[0])
+                    before = time.process_time()
                     rates.append(await node.rate(arguments.runs, at_once, mode))
+                    cpu_ms.append((time.process_time() - before) / arguments.runs * 1000)
                     ratios.append(rates[-1] / bares[-1])
                 result[str(mode)] = {
                     "placed_to_running_ms_p50": round(percentile(took, 0.5), 2),
                     "placed_to_running_ms_p99": round(percentile(took, 0.99), 2),
                     "runs_per_s": round(statistics.median(rates), 1),
+                    "agent_cpu_ms": round(statistics.median(cpu_ms), 2),
                     "posix_spawn_per_s": round(statistics.median(bares), 1),
                     "ratio_to_posix_spawn": round(statistics.median(ratios), 3),
                 }

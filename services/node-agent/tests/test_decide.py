@@ -590,6 +590,18 @@ def test_a_decision_fits_one_batch() -> None:
     assert node.core.decide(node.state, NOON) == []
 
 
+@pytest.mark.parametrize("keeps_snapshot", [False, True])
+def test_runs_are_started_and_told_in_the_order_in_which_they_were_placed(keeps_snapshot: bool) -> None:
+    """Not by their names, and in the same order by an agent that read them from a snapshot."""
+    node = a_node_at_work()
+    orders = [a_placement(f"acme/{name}") for name in ("zebra", "ant", "mole")]
+    node.fold(*orders)
+    node.restart("s2", keeps_snapshot=keeps_snapshot)
+    assert [told.order for told in node.do() if isinstance(told, StartRun)] == orders
+    node.see(*(ProcessStarted(run_id=order.run_id, pid=77, started_at=NOON) for order in reversed(orders)))
+    assert [fact.run_id for fact in node.say() if isinstance(fact, RunStarted)] == [order.run_id for order in orders]
+
+
 def test_a_snapshot_is_the_state_of_the_stream() -> None:
     """Writing, reading and writing again gives the same bytes."""
     node = a_running_node()

@@ -382,6 +382,7 @@ class State(Struct, kw_only=True):
     reboots: dict[DeviceUuid, None] = {}
     """Devices of which it was stated that only a reboot mends them, since the node booted."""
     runs: dict[RunId, Run] = {}
+    """In the order in which they were placed, since the stream is folded in its order."""
     trials: dict[str, Trial] = {}
     """Isolation tests by their id, in the order in which they were asked for."""
     # This session's own.
@@ -669,11 +670,11 @@ class AgentCore:
         facts: list[Fact] = []
         is_older_left = False
         is_complete = True
-        for run in sorted(state.runs.values(), key=_by_placement):
+        for run in state.runs.values():
             if len(facts) > FACTS_MAX - FACTS_PER_RUN_MAX:
                 is_complete = False
                 break
-            is_released = self._run_facts(state, run, now, facts)
+            is_released = not _goes_on(run) and self._run_facts(state, run, now, facts)
             is_older_left |= run.order.node_epoch < state.epoch and not is_released
         if is_complete and len(facts) < FACTS_MAX - len(state.health):
             facts += self._node_facts(state, is_older_left=is_older_left)
@@ -864,7 +865,7 @@ class AgentCore:
         in_trial = {
             trial.order.device_uuid for trial in state.trials.values() if trial.is_issued and trial.verdicts is None
         }
-        for run in sorted(state.runs.values(), key=_by_placement):
+        for run in state.runs.values():
             doom = run.doom
             match run.phase:
                 case Phase.RUNNING:
@@ -957,7 +958,7 @@ class AgentCore:
                         is_still_stated=run.is_still_stated,
                         checkpoint=run.checkpoint,
                     )
-                    for run in sorted(state.runs.values(), key=_by_placement)
+                    for run in state.runs.values()
                 ),
                 trials=tuple(trial.order for trial in state.trials.values()),
                 reboots=tuple(sorted(state.reboots)),
@@ -1028,8 +1029,14 @@ def _asked(run: Run) -> list[Instruction]:
     return found
 
 
-def _by_placement(run: Run) -> tuple[int, RunId]:
-    return run.placed_seq, run.order.run_id
+def _goes_on(run: Run) -> bool:
+    """True where nothing of the run is due: most of them, most of the time."""
+    return (
+        (run.phase is Phase.RUNNING or run.phase is Phase.STARTING)
+        and (run.is_started_stated or run.process is None)
+        and run.stilled is None
+        and not run.checkpoints
+    )
 
 
 def _holds(run: Run, device: DeviceUuid) -> bool:

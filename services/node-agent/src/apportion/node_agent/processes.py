@@ -484,7 +484,7 @@ class Processes:
 
     def work_path(self, run: RunId) -> Path:
         """The run's private directory, in which it is started."""
-        return Path(self._directory(run)) / "work"
+        return Path(f"{self._directory(run)}/work")
 
     def log_paths(self, run: RunId) -> dict[str, list[Path]]:
         """The files that hold the run's output, oldest first, by stream."""

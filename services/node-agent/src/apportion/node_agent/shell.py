@@ -195,6 +195,7 @@ class Shell:
             if order.image:
                 process, enforced, cpus = await self._started_in_container(order, set_up, limits)
                 return self._running(order, process, enforced, cpus)
+            work = self._processes.work_path(run)
             groups, enforced = await self._apply_host_limits(run, limits, set_up.cgroup)
             cpus = limits.cpus if any(one.what == CPUS and one.applied for one in enforced) else ()
             enforced = (*set_up.enforced, *enforced)
@@ -206,10 +207,10 @@ class Shell:
                 enforced=enforced,
                 node_env=self._node_env,
                 cpus=cpus,
-                checkpoint=checkpoints.variables(order.checkpoint, self._processes.work_path(run)),
+                checkpoint=checkpoints.variables(order.checkpoint, work),
             )
             user = self._users.take(run)
-            env |= variables_of(user, self._processes.work_path(run))
+            env |= variables_of(user, work)
             # Only here, after everything was read back, is anybody asked to start it.
             launch = Launch(
                 run_id=run,
