@@ -71,6 +71,27 @@ class Pool:
         raise AssertionError("the monitor never falls silent")
 
 
+def test_a_step_looks_at_those_that_are_due_and_at_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet of thousands speaks thousands of times a second: a step that looked at each node would take too long."""
+    names = [f"node-{number}" for number in range(300)]
+    pool = Pool(*names)
+    pool.tick(0)
+    pool.hear(1, *names)
+    asked: list[NodeId] = []
+    since_ns = core._since_ns
+
+    def counted(state: State, node: NodeId) -> int:
+        asked.append(node)
+        return since_ns(state, node)
+
+    monkeypatch.setattr(core, "_since_ns", counted)
+    for number in range(100):
+        pool.hear(2 + number / 100, names[number])
+    assert len(asked) <= 10 * 100
+    assert pool.tick(5.9) == []
+    assert pool.tick(6) == [ev.ControlPlaneFrozen(silent=200, nodes=300)]
+
+
 # Silence ------------------------------------------------------------------------------------------------------------
 
 

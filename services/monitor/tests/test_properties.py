@@ -14,7 +14,9 @@ from apportion.contracts.ids import OPERATOR, NodeId, TenantId
 from apportion.contracts.testing import ACME, NOON, a_node, as_fact, as_wish
 from apportion.monitor import core
 from apportion.monitor.core import Heard, Observation, Resumed, State, Tick
+from apportion.monitor.due import Due
 from apportion.monitor.wishes import NS_PER_S
+from apportion.pool.state import NodeState
 
 NODES = [f"node-{i}" for i in range(4)]
 node = st.sampled_from(NODES)
@@ -89,12 +91,47 @@ class World:
         for _ in range(30):
             facts = core.decide(self.state, NOON)
             assert facts == core.decide(self.state, NOON), "deciding changes nothing"
+            assert facts == asking_everybody(self.state), "who was left out had nothing to say"
             if not facts:
                 return
             for fact in facts:
                 self.said.append(fact)
                 self.fact(fact, "monitor")
         raise AssertionError("the monitor never falls silent")
+
+
+def asking_everybody(state: State) -> list[ev.Fact]:
+    """What is decided when each node is looked at, not only those that are due; ``state`` stays as it was."""
+    due, doubted = state.due, state.misfits.doubted
+    everybody = set(state.pool.nodes)
+    state.due, state.misfits.doubted = Due(overdue=everybody), everybody
+    try:
+        return core.decide(state, NOON)
+    finally:
+        state.due, state.misfits.doubted = due, doubted
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(step, max_size=40))
+def test_nobody_is_overlooked_and_the_monitor_wakes_in_time(steps: list[Step]) -> None:
+    """Only those that are due are looked at: who they are is the same as by asking every node, after any history."""
+    world = World()
+    for what, value in steps:
+        world.step(what, value)
+        state = world.state
+        nodes = state.pool.nodes
+        assert state.suspected == {name for name, node in nodes.items() if node.state is NodeState.SUSPECTED}
+        if state.clock_ns is None:
+            continue
+        listened = {name: node for name, node in nodes.items() if node.state is not NodeState.FENCED}
+        silent_ms = {name: core._silent_ms(state, node, state.clock_ns) for name, node in listened.items()}
+        assert state.due.overdue & listened.keys() == {
+            name for name, silence in silent_ms.items() if silence >= state.suspect_ms
+        }
+        limits = {name: state.lease_ms if name in state.suspected else state.suspect_ms for name in listened}
+        waits = [limits[name] - silence for name, silence in silent_ms.items() if silence < limits[name]]
+        wake = core.wake_at(state, NOON)
+        assert not waits or (wake is not None and wake <= NOON + min(waits) * core.NS_PER_MS)
 
 
 @settings(max_examples=150, deadline=None)

@@ -27,8 +27,9 @@ from apportion.contracts import events as ev
 from apportion.contracts.causes import Thaw
 from apportion.contracts.envelope import Entry, Stream
 from apportion.contracts.ids import MONITOR, NodeId, node_of_author
-from apportion.monitor import alerts, faults, holds, misfits, moves, retention
+from apportion.monitor import alerts, due, faults, holds, misfits, moves, retention
 from apportion.monitor.alerts import RULES, Alerts, Levels, Rule
+from apportion.monitor.due import Due
 from apportion.monitor.faults import Faults
 from apportion.monitor.holds import Holds
 from apportion.monitor.misfits import Misfits
@@ -159,6 +160,10 @@ class State(Struct, kw_only=True):
     """How long the silence was that its last sign of life ended."""
     steady_ns: dict[NodeId, int] = {}
     """Since when a node was heard without a gap, in this life."""
+    due: Due = msgspec.field(default_factory=Due)
+    """Whose silence has lasted for suspect_ms, in this life."""
+    suspected: set[NodeId] = set()
+    """Nodes of the pool whose state is that."""
     frozen_ns: int | None = None
     """Since when the control plane is frozen and the monitor listened, in this life."""
     questions: list[ev.AuditQueryRun] = []
@@ -224,6 +229,7 @@ def snapshot(state: State) -> bytes:
 def restore(data: bytes) -> State:
     """The state from a snapshot; every node gets a full lease from the first observation on."""
     kept = _DECODER.decode(data)
+    misfits.restored(kept.misfits)
     return State(
         pool=kept.pool,
         wishes_seq=kept.wishes_seq,
@@ -243,6 +249,7 @@ def restore(data: bytes) -> State:
         alert_rules=kept.alert_rules,
         rules=alerts.with_changes(kept.alert_rules),
         fenced=kept.fenced,
+        suspected={node_id for node_id, node in kept.pool.nodes.items() if node.state is NodeState.SUSPECTED},
     )
 
 
@@ -318,7 +325,43 @@ def evolve(state: State, entry: Entry) -> State:
             state.questions = [asked for asked in state.questions if asked.query_id != event.query_id]
         case _:
             pass  # who holds what is the pool's business
+    _watch(state, event)
     return state
+
+
+_OF_NODES: Final = (
+    ev.NodeRegistered
+    | ev.NodeSuspected
+    | ev.NodeTrusted
+    | ev.NodeFenced
+    | ev.NodeRecovered
+    | ev.NodeCordoned
+    | ev.NodeDraining
+    | ev.NodeUncordoned
+)
+
+
+def _watch(state: State, event: object) -> None:
+    """Keep what is known of who is due in step with a fact that was just folded."""
+    if isinstance(event, ev.LeaseClaimed | ev.ControlPlaneThawed):
+        _watch_all(state)  # deadlines of all of them may have moved
+    elif isinstance(event, _OF_NODES) and (node := state.pool.nodes.get(event.node_id)) is not None:
+        (state.suspected.add if node.state is NodeState.SUSPECTED else state.suspected.discard)(event.node_id)
+        if state.clock_ns is not None:
+            due.touch(state.due, event.node_id, lambda node_id: _deadline(state, node_id), state.clock_ns)
+
+
+def _watch_all(state: State) -> None:
+    if state.clock_ns is not None:
+        due.restart(state.due, state.pool.nodes, lambda node_id: _deadline(state, node_id), state.clock_ns)
+
+
+def _deadline(state: State, node_id: NodeId) -> int | None:
+    """When the node has been silent for suspect_ms, if it stays silent; None where nobody listens for it."""
+    node = state.pool.nodes.get(node_id)
+    if node is None or node.state is NodeState.FENCED:
+        return None
+    return _since_ns(state, node_id) + state.suspect_ms * NS_PER_MS
 
 
 def _note_answer(state: State, answers: int) -> None:
@@ -367,7 +410,8 @@ def observe(state: State, observation: Observation, now: int) -> State:
         alerts.measured(state.levels, state.alerts, state.rules, observation.measures, observation.at_ns)
         return state
     at = observation.at_ns
-    if state.clock_ns is None:
+    is_first = state.clock_ns is None
+    if is_first:
         # The first observation of this life: whatever was said before, nobody was there to hear it.
         state.granted_ns = at
     state.clock_ns = at if state.clock_ns is None else max(state.clock_ns, at)
@@ -381,6 +425,12 @@ def observe(state: State, observation: Observation, now: int) -> State:
             state.frozen_ns = state.clock_ns if state.pool.frozen else None
         case Tick():
             pass
+    if is_first or isinstance(observation, Resumed):
+        _watch_all(state)
+    elif isinstance(observation, Heard):
+        due.touch(state.due, observation.node, lambda node_id: _deadline(state, node_id), state.clock_ns)
+    else:
+        due.settle(state.due, lambda node_id: _deadline(state, node_id), state.clock_ns)
     return state
 
 
@@ -396,10 +446,11 @@ def _heard(state: State, heard: Heard) -> None:
 
 def _silent_ms(state: State, node: NodeView, at_ns: int) -> int:
     """How long the node was silent while somebody listened."""
-    since = max(
-        state.granted_ns, state.since_ns.get(node.node_id, 0), state.heard_ns.get(node.node_id, state.granted_ns)
-    )
-    return max(0, at_ns - since) // NS_PER_MS
+    return max(0, at_ns - _since_ns(state, node.node_id)) // NS_PER_MS
+
+
+def _since_ns(state: State, node_id: NodeId) -> int:
+    return max(state.granted_ns, state.since_ns.get(node_id, 0), state.heard_ns.get(node_id, state.granted_ns))
 
 
 # Deciding -------------------------------------------------------------------------------------------------------------
@@ -418,7 +469,7 @@ def decide(state: State, now: int) -> list[ev.Fact]:
             cordons=[] if back or silence else _misfits(state)[:FACTS_MAX],
             alerts=alerts.due(state.levels, state.alerts, state.rules),
             questions=state.questions,
-            silent=_silent(state, sorted(watched(state.pool))),
+            silent=_silent(state, sorted(watched(state.pool))) if state.inbox else (),
             frozen_ms=_frozen_ms(state),
         ),
     )
@@ -434,7 +485,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     alerts: list[ev.Fact]
     questions: Sequence[ev.AuditQueryRun]
     silent: tuple[NodeId, ...]
-    """Nodes whose silence freezes the control plane, or would."""
+    """Nodes whose silence freezes the control plane, or would; looked for where wishes wait, as answers say it."""
     frozen_ms: int
 
 
@@ -445,7 +496,8 @@ def decided(state: State, now: int, observed: Observed) -> list[ev.Fact]:
     facts += faults.expired(state.faults, now)[: FACTS_MAX - len(facts)]
     facts += moves.completed(state.moves)[: FACTS_MAX - len(facts)]
     facts += retention.due(state.retention, now)[: FACTS_MAX - len(facts)]
-    facts += answered(state.inbox[: FACTS_MAX - len(facts)], _situation(state, facts, observed), now)
+    if state.inbox:
+        facts += answered(state.inbox[: FACTS_MAX - len(facts)], _situation(state, facts, observed), now)
     return [*facts, *observed.questions[: FACTS_MAX - len(facts)]]
 
 
@@ -462,13 +514,12 @@ def wake_at(state: State, now: int) -> int | None:
     if state.clock_ns is None:
         return min(ends, default=None)
     waits = []
-    for node in state.pool.nodes.values():
-        if node.state is NodeState.FENCED:
-            continue
-        silent = _silent_ms(state, node, state.clock_ns)
-        threshold = state.lease_ms if node.state is NodeState.SUSPECTED else state.suspect_ms
-        if silent < threshold:
-            waits.append(threshold - silent)
+    for _, node_id in state.due.heap[:1]:  # of all that are not overdue it is the first
+        waits.append(state.suspect_ms - _silent_ms(state, state.pool.nodes[node_id], state.clock_ns))
+    for node_id in state.suspected:
+        silent = _silent_ms(state, state.pool.nodes[node_id], state.clock_ns)
+        if silent < state.lease_ms:
+            waits.append(state.lease_ms - silent)
     return min([*ends, *(now + wait * NS_PER_MS for wait in waits)], default=None)
 
 
@@ -502,21 +553,25 @@ def _judged(state: State, most: int) -> list[ev.Fact]:
     if state.clock_ns is None or most < 2:
         return []
     pool = state.pool
-    seen = [pool.nodes[node_id] for node_id in sorted(watched(pool))]
-    silence = {node.node_id: _silent_ms(state, node, state.clock_ns) for node in seen}
-    fleet = [node.node_id for node in seen if node.node_id not in state.presumed_lost]
-    silent = _silent(state, fleet)
-    is_fleet_silent = len(fleet) >= FLEET_MIN and len(silent) * 2 > len(fleet)
-    if is_fleet_silent and not pool.frozen:
-        return [ev.ControlPlaneFrozen(silent=len(silent), nodes=len(fleet))]
     if pool.frozen:
-        # A node that speaks again under the freeze is trusted at once; silent ones are judged after it.
-        return [*_trusted(state, seen)[: most - 1], *_thawed(state, fleet, silent, is_fleet_silent=is_fleet_silent)]
+        return _judged_frozen(state, most)
+    # What is neither overdue nor suspected was heard lately, and nothing follows from that.
+    seen = [
+        node
+        for node_id in sorted(state.due.overdue | state.suspected)
+        if (node := pool.nodes[node_id]).state is not NodeState.FENCED
+    ]
+    if not seen:
+        return []
+    silent = _silent(state, [node.node_id for node in seen if node.node_id not in state.presumed_lost])
+    nodes = _fleet_size(state)
+    if nodes >= FLEET_MIN and len(silent) * 2 > nodes:
+        return [ev.ControlPlaneFrozen(silent=len(silent), nodes=nodes)]
     facts: list[ev.Fact] = _trusted(state, seen)[:most]
     for node in seen:
         if len(facts) + 2 > most:
             break  # a loss and its fencing are never parted; the rest follows in the next round
-        silent_ms = silence[node.node_id]
+        silent_ms = _silent_ms(state, node, state.clock_ns)
         if node.state is not NodeState.SUSPECTED:
             if silent_ms >= state.suspect_ms:
                 facts.append(
@@ -527,6 +582,20 @@ def _judged(state: State, most: int) -> list[ev.Fact]:
         elif silent_ms >= state.lease_ms:
             facts += lost(state, node, silent_ms)
     return facts
+
+
+def _fleet_size(state: State) -> int:
+    """How many nodes are listened for, save those that are presumed lost."""
+    return sum(node_id not in state.presumed_lost for node_id in watched(state.pool))
+
+
+def _judged_frozen(state: State, most: int) -> list[ev.Fact]:
+    """A node that speaks again under the freeze is trusted at once; silent ones are judged after it."""
+    seen = [state.pool.nodes[node_id] for node_id in sorted(watched(state.pool))]
+    fleet = [node.node_id for node in seen if node.node_id not in state.presumed_lost]
+    silent = _silent(state, fleet)
+    is_fleet_silent = len(fleet) >= FLEET_MIN and len(silent) * 2 > len(fleet)
+    return [*_trusted(state, seen)[: most - 1], *_thawed(state, fleet, silent, is_fleet_silent=is_fleet_silent)]
 
 
 def _thawed(state: State, fleet: list[NodeId], silent: tuple[NodeId, ...], *, is_fleet_silent: bool) -> list[ev.Fact]:
@@ -564,8 +633,9 @@ def _misfits(state: State) -> list[ev.Fact]:
         return []
     steady = {
         node_id: (state.clock_ns - since) // NS_PER_MS
-        for node_id, since in state.steady_ns.items()
-        if state.clock_ns - state.heard_ns.get(node_id, 0) < state.suspect_ms * NS_PER_MS
+        for node_id in state.misfits.cordons
+        if (since := state.steady_ns.get(node_id)) is not None
+        and state.clock_ns - state.heard_ns.get(node_id, 0) < state.suspect_ms * NS_PER_MS
     }
     return misfits.judged(state.misfits, state.pool, steady, state.lease_ms)
 

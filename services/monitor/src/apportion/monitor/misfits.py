@@ -97,10 +97,37 @@ class Misfits(Struct, kw_only=True):
     boots: dict[NodeId, str] = {}
     """Which boot of each node speaks."""
     reboots: dict[NodeId, dict[DeviceUuid, Reboot]] = {}
+    doubted: set[NodeId] = set()
+    """Nodes of which a rule may have something to say: of all others none has."""
+
+
+def restored(misfits: Misfits) -> None:
+    """Work out who is doubted: a snapshot of an older release doesn't say."""
+    misfits.doubted = set()
+    for node_id in {*misfits.suspicions, *misfits.outcomes, *misfits.reboots}:
+        _doubt(misfits, node_id)
+
+
+def _doubt(misfits: Misfits, node_id: NodeId) -> None:
+    is_doubted = (
+        node_id in misfits.reboots
+        or len(misfits.suspicions.get(node_id, ())) >= RULES.flaps
+        or sum(one.failed for one in misfits.outcomes.get(node_id, ())) >= RULES.failed_jobs
+    )
+    (misfits.doubted.add if is_doubted else misfits.doubted.discard)(node_id)
 
 
 def evolve(misfits: Misfits, entry: Entry) -> None:
     """Take in one fact."""
+    _fold(misfits, entry)
+    event = entry.event
+    if isinstance(
+        event, ev.NodeSuspected | ev.RunFinished | ev.NodeRegistered | ev.DeviceHealthChanged | ev.NodeUncordoned
+    ):
+        _doubt(misfits, event.node_id)
+
+
+def _fold(misfits: Misfits, entry: Entry) -> None:
     event = entry.event
     match event:
         case ev.NodeSuspected():
@@ -168,12 +195,16 @@ def judged(misfits: Misfits, pool: Pool, steady_ms: dict[NodeId, int], lease_ms:
         and (node := pool.nodes.get(node_id)) is not None
         and node.state is NodeState.CORDONED
     ]
+    doubted = [node for node_id in sorted(misfits.doubted) if (node := pool.nodes.get(node_id)) is not None]
+    if not doubted:
+        return facts
     room = max(1, len(pool.nodes) * RULES.nodes_pct // 100) - len(misfits.cordons)
     usable = {node_id for node_id, node in pool.nodes.items() if node.is_usable}
-    for node_id, node in sorted(pool.nodes.items()):
+    for node in doubted:
+        node_id = node.node_id
         if room <= 0:
             break
-        if node.cordon is not None or node_id in misfits.cordons or not usable - {node_id}:
+        if node.cordon is not None or node_id in misfits.cordons or len(usable) <= (node_id in usable):
             continue
         fact = _unbooted(misfits, node) or _flapping(misfits, node, lease_ms) or _failing(misfits, node)
         if fact is not None:
