@@ -28,6 +28,7 @@ from apportion.contracts.testing import NOON
 from apportion.placer import bench_openb, core
 from apportion.placer.bench_pool import DEVICE_MIB, registered
 from apportion.placer.packing.demand import Shape
+from apportion.placer.policies import DEFAULT
 from apportion.placer.state import State
 
 QUEUE = QueueId("main")
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     options = parser.parse_args()
     trace = bench_openb.read_trace(options.trace, options.variant)
-    policy = options.policy or core.initial().settings.policy
+    policy = options.policy or DEFAULT.name
     runs = [run(trace, policy, FIRST_SEED + at, options.batch) for at in range(options.seeds)]
     found = {
         "policy": policy,

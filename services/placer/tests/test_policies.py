@@ -12,6 +12,7 @@ from apportion.contracts.causes import WorkloadKind
 from apportion.contracts.ids import PLACER, DeviceUuid, NodeId, QueueId, agent_author
 from apportion.contracts.testing import NOON, a_device, a_job, a_node, a_queue, a_spec, as_fact
 from apportion.placer import core, plugins
+from apportion.placer.__main__ import PlacerSettings
 from apportion.placer.mix import KEYS_MAX, MEMORY, Asked, Mix, basis_of, count
 from apportion.placer.outlook import Outlook
 from apportion.placer.policies import POLICIES, PolicyUnknown, policy_id, register, resolved
@@ -288,6 +289,28 @@ def test_the_mix_survives_a_restart() -> None:
     again = core.restore(core.snapshot(state))
     assert again.kept.mix == state.kept.mix
     assert again.kept.mix.total == 40
+
+
+def test_a_pool_that_was_asked_nothing_yet_takes_the_tightest() -> None:
+    """With an empty mix, as of a state that was kept before mixes were, nothing is worth more than the rest."""
+    nodes = [
+        with_devices(a_node("node-1"), *[a_device(i, node="node-1") for i in range(4)]),
+        with_devices(a_node("node-2"), *[a_device(i, node="node-2") for i in range(2)]),
+    ]
+    state = told(a_queue(), *nodes, *shares(300, 300), policy="headroom")
+    state.kept.mix = Mix()
+    state.outlook, state.market = None, None
+    assert where(state) == ["2-0", "2-0"]
+    [first, *_] = placed(state)
+    assert [each.score for each in first.candidates] == [0, 0]
+
+
+def test_a_placer_that_is_told_none_goes_by_headroom_and_older_claims_by_best_fit() -> None:
+    """The claim names the policy, so that what earlier placers decided is decided again as they did."""
+    config = PlacerSettings().config()
+    assert config["policy"] == policy_id(resolved("headroom"))
+    assert told(policy=str(config["policy"])).settings.policy == config["policy"]
+    assert core.initial().settings.policy == "best_fit"
 
 
 def test_scarce_models_are_kept_for_those_who_need_them() -> None:

@@ -132,13 +132,15 @@ def simulate(
     """
     from apportion.cli.whatif import trace as traces
     from apportion.cli.whatif.figures import Reckoning
+    from apportion.placer.policies import DEFAULT
     from apportion.pool.state import Pool
 
     asked = traces.read(trace, fleet, first_s=from_s, last_s=to_s)
     histories: dict[str, Sequence[Entry]] = {}
     found: dict[str, Figures] = {}
     for policy in policies or (None,):
-        done = traces.simulated(asked, config=_config(policy, settings), until=2**62)
+        config = {"policy": DEFAULT.name} | _config(policy, settings)
+        done = traces.simulated(asked, config=config, until=2**62)
         name = policy or "default"
         histories[name] = done.entries
         found[name] = Reckoning(Pool(), traces.START, ()).reckon(done.entries, asked.asked_at, done.now + 1)

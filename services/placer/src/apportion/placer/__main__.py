@@ -13,7 +13,7 @@ from msgspec import Meta
 from apportion.contracts.causes import WorkloadKind
 from apportion.contracts.ids import PLACER, PoolId
 from apportion.placer import core, plugins
-from apportion.placer.policies import PolicyUnknown, policy_id, resolved
+from apportion.placer.policies import DEFAULT, PolicyUnknown, policy_id, resolved
 from apportion.placer.questions import Questions
 from apportion.placer.state import Settings, State, policies_by_name
 from apportion.runtime import telemetry
@@ -36,8 +36,8 @@ log = structlog.get_logger(__name__)
 class PlacerSettings(AuthorSettings, frozen=True, kw_only=True):
     """What the placer can be told. All of it but what every service knows goes into the lease's claim."""
 
-    policy: str = _DEFAULT.policy
-    """How candidates are scored: best_fit, pack, spread, headroom, fragmentation_gradient, least_response, round_robin,
+    policy: str = DEFAULT.name
+    """How candidates are scored: headroom, best_fit, pack, spread, fragmentation_gradient, least_response, round_robin,
     throughput:MODEL=SPEED+..., weighted:AIM=WEIGHT+..., hybrid:CASE=POLICY|..., strict_priority[:POLICY],
     bidding[:POLICY], or what an installed package offers."""
     policy_by_queue: str = ""

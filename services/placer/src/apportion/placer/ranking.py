@@ -159,14 +159,15 @@ def _look_at(ranking: Ranking, demand: Demand, rooms: Sequence[NodeRoom], choose
     avoid = demand.avoid
     for room in rooms:
         node_id = room.node_id
-        found = None if known is None or node_id in avoid else known.get(room.like)
+        is_alone = known is None or (avoid and node_id in avoid)
+        found = None if known is None or is_alone else known.get(room.like)
         if found is None:
             found = _look(ranking, demand, room, choose)
-            if known is not None and node_id not in avoid:
+            if known is not None and not is_alone:
                 known[room.like] = found
         before = looks.get(node_id)
         if found is not before and found != before:
-            _put(ranking, room, found)
+            _put(ranking, room, before, found)
 
 
 def _look_first(ranking: Ranking, demand: Demand, rooms: Sequence[NodeRoom], choose: Choose) -> None:
@@ -213,22 +214,24 @@ def fits_on(ranking: Ranking, demand: Demand, room: NodeRoom, places: tuple[int,
     return fits
 
 
-def _put(ranking: Ranking, room: NodeRoom, found: Fit | Out) -> None:
+def _put(ranking: Ranking, room: NodeRoom, before: Fit | Out | None, found: Fit | Out) -> None:
     node_id = room.node_id
-    before = ranking.looks.get(node_id)
     ranking.version += 1
+    ranked = ranking.groups.get(room.kind.group)
     if isinstance(before, Fit):
         ranking.fitting -= 1
         entry = (-before.score, node_id)
-        if not _take_out(ranking.groups.get(room.kind.group, []), entry):
+        if not _take_out(ranked or [], entry):
             # The node came back with other devices, and is in another group than it was.
-            assert any(_take_out(ranked, entry) for ranked in ranking.groups.values())
+            assert any(_take_out(each, entry) for each in ranking.groups.values())
     elif before is not None:
         ranking.counts[before] -= 1
     ranking.looks[node_id] = found
     if isinstance(found, Fit):
         ranking.fitting += 1
-        insort(ranking.groups.setdefault(room.kind.group, []), (-found.score, node_id))
+        if ranked is None:
+            ranked = ranking.groups[room.kind.group] = []
+        insort(ranked, (-found.score, node_id))
     else:
         ranking.counts[found] = ranking.counts.get(found, 0) + 1
 

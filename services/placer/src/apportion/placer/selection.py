@@ -150,6 +150,8 @@ def _weigh(policy: Policy, outlook: Outlook, demand: Demand, ranking: Ranking, r
     places = ranking.places[room.kind]
     assert not isinstance(places, Out)
     fits = fits_on(ranking, demand, room, places)
+    if demand.where is None and demand.devices <= 1 and not demand.is_ranked and isinstance(fits, list):
+        return policy.weigh(outlook, demand, room, fits)
     found = look_with(demand, room, fits, lambda asked, at, fits: policy.weigh(outlook, asked, at, fits))
     assert isinstance(found, Fit)
     return found

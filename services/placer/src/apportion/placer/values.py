@@ -176,7 +176,7 @@ class Values:
             if waiting:
                 tasks, smallest = stream.tasks, stream.smallest
                 left = list(lefts)
-                cpu_left, host_left, most = cpu, host, top_memory
+                cpu_left, host_left = cpu, host
                 while waiting:
                     position = waiting & -waiting
                     task_cpu, task_host, compute, memory, fills = tasks[position]
@@ -198,15 +198,7 @@ class Values:
                         break
                     cpu_left -= task_cpu
                     host_left -= task_host
-                    if had[1] == most and left[-1][1] != most:
-                        most = max([each[1] for each in left])
-                    waiting = (
-                        (waiting ^ position)
-                        & by_cpu[cpu_left]
-                        & by_host[host_left]
-                        & by_compute[left[-1][0]]
-                        & by_memory[most]
-                    )
+                    waiting = (waiting ^ position) & by_cpu[cpu_left] & by_host[host_left] & by_compute[left[-1][0]]
             filled.append(used)
         filled.sort()
         # Weights 1, 3, 5, … from the poorest stream to the fullest; they sum to the square of the number of streams.

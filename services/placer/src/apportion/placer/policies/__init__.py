@@ -25,6 +25,8 @@ from apportion.placer.policies.weighted import Weighted
 BUILT_IN: Final[tuple[Policy, ...]] = (BEST_FIT, GRADIENT, HEADROOM, LEAST_RESPONSE, PACK, ROUND_ROBIN, SPREAD)
 POLICIES: Final[dict[str, Policy]] = {policy.name: policy for policy in BUILT_IN}
 """Every policy that a pool can be set to, by name; those of third parties once they are registered."""
+DEFAULT: Final[Policy] = HEADROOM
+"""By which a placer places that was started without one. What a claim says nothing of was decided by best fit."""
 
 
 def _part(name: str) -> Policy:

@@ -50,14 +50,12 @@ class Headroom(Plain):
             )
             picks = (place,)
         else:
-            # The smallest that will do; those that the job likes better first.
-            ranked = sorted(
-                (preference_of(demand, room, (place,)), room.devices[place].memory_mib, place) for place in fits
-            )
-            picks = tuple(sorted(place for *_, place in ranked[: demand.devices]))
+            picks = _smallest(demand, room, fits)
             after = outlook.worth_without(room, picks, demand.cpu_milli, demand.host_memory_mib)
-        dislike = PREFERENCE_MILLE * preference_of(demand, room, picks) * demand.compute_milli * len(picks) // 500
-        return Fit(after - before - dislike, picks)
+        if demand.models:
+            asked = demand.compute_milli * len(picks)
+            after -= PREFERENCE_MILLE * preference_of(demand, room, picks) * asked // 500
+        return Fit(after - before, picks)
 
     def level(self, market: Market, demand: Demand, group: str) -> int:
         """By the price of the models, in steps, and by how much the job likes them."""
@@ -86,6 +84,18 @@ def tightness(room: NodeRoom) -> int:
     """What is left of the node: of its devices in both dimensions first, then CPU, then host memory."""
     cpu = min(room.free_cpu_milli // 10, _CPU_MAX)
     return room.free_share * _FREE + cpu * _CPU + min(room.free_memory_mib >> 10, _GIB_MAX)
+
+
+def _smallest(demand: Demand, room: NodeRoom, fits: list[int]) -> tuple[int, ...]:
+    """The smallest devices that will do, those that the job likes better first."""
+    if len(fits) == demand.devices:
+        return tuple(fits)
+    devices = room.devices
+    if demand.models:
+        ranked = sorted([(preference_of(demand, room, (place,)), devices[place].memory_mib, place) for place in fits])
+    else:
+        ranked = sorted([(0, devices[place].memory_mib, place) for place in fits])
+    return tuple(sorted([place for *_, place in ranked[: demand.devices]]))
 
 
 def _slots_after(market: Market, demand: Demand, room: NodeRoom, picks: Sequence[int]) -> Row:
