@@ -319,6 +319,62 @@ def batches_are_stored_in_part(patch: Patch) -> None:
     patch.setattr(MemoryBus, "publish", publish)
 
 
+# ------------------------------------------------------------------------------------------------- gangs and asides
+
+
+def standing_still_is_told_again(patch: Patch) -> None:
+    """An agent forgets that it said that a run stands still, or goes on."""
+    real = agent_core.AgentCore._own
+
+    def own(self: Any, state: Any, entry: Entry) -> None:
+        if not isinstance(entry.event, ev.RunSuspended | ev.RunResumed):
+            real(self, state, entry)
+
+    patch.setattr(agent_core.AgentCore, "_own", own)
+
+
+def checkpoints_are_told_again(patch: Patch) -> None:
+    """One order to checkpoint has more than one answer."""
+    real = agent_core.AgentCore._own
+
+    def own(self: Any, state: Any, entry: Entry) -> None:
+        if not isinstance(entry.event, ev.RunCheckpointed):
+            real(self, state, entry)
+
+    patch.setattr(agent_core.AgentCore, "_own", own)
+
+
+def gangs_grow_past_their_most(patch: Patch) -> None:
+    """A step more, whatever the largest size is."""
+    real = rounds.Round._grow_one
+
+    def grow(self: Any, job: Any, shape: Any, sizes: Any, blocked: Any) -> bool:
+        larger = replace(job, spec=replace(job.spec, replicas=job.spec.replicas + 1))
+        return real(self, larger, shape, sizes, blocked)
+
+    patch.setattr(rounds.Round, "_grow_one", grow)
+
+
+def avoided_nodes_are_forgotten(patch: Patch) -> None:
+    """A retry goes to the node that failed it."""
+    real = pool_state._requeued
+
+    def requeued(pool: pool_state.Pool, entry: Entry, event: ev.JobRequeued) -> None:
+        real(pool, entry, replace(event, avoid_nodes=()))
+
+    patch.setattr(pool_state, "_requeued", requeued)
+
+
+def what_it_follows_is_not_waited_for(patch: Patch) -> None:
+    """A job that follows others is placed at once."""
+    real = pool_state._admitted
+
+    def admitted(pool: pool_state.Pool, entry: Entry, event: ev.JobAdmitted) -> None:
+        real(pool, entry, replace(event, waits_for=()))
+
+    patch.setattr(pool_state, "_admitted", admitted)
+
+
 BUGS: Final[tuple[Bug, ...]] = (
     compute_is_taken_and_never_counted,
     slices_are_free_when_the_process_ends,
@@ -344,6 +400,11 @@ BUGS: Final[tuple[Bug, ...]] = (
     wishes_about_nodes_are_answered_twice,
     a_message_in_fifty_is_skipped,
     batches_are_stored_in_part,
+    standing_still_is_told_again,
+    checkpoints_are_told_again,
+    gangs_grow_past_their_most,
+    avoided_nodes_are_forgotten,
+    what_it_follows_is_not_waited_for,
 )
 
 
