@@ -372,3 +372,8 @@ def restore(source: Path, output: str, data_dir: str | None, pool: str | None, b
             "`apportion up` goes on from there"
         ),
     )
+    if output in {"table", "wide"}:
+        say(
+            f"first put the old pool's keys/ into {place.data_dir}: with a new log key `apportion log verify` ends "
+            "with 9, unless --key names the old one"
+        )
