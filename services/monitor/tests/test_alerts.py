@@ -374,6 +374,53 @@ async def test_of_what_is_silenced_and_by_a_standby_nobody_is_told(receiver: Rec
     assert [body["about"] for _, _, body in receiver.requests] == ["GPU-other"]
 
 
+def silence(until_at: int) -> ev.AlertSilenced:
+    return ev.AlertSilenced(
+        rule="device-hot", about=GPU, until_at=until_at, actor="operator", reason="new fans", answers=3
+    )
+
+
+async def test_the_end_of_what_was_told_is_told_though_it_is_silenced_by_then(receiver: Receiver) -> None:
+    """A receiver would hold it open for ever; and what it never heard of has no end for it."""
+    silenced = Alerts()
+    notifying = notifier(receiver, silenced, to="webhook")
+    notifying.begin()
+    notifying.saw(as_fact(raised(), 1))
+    await told(receiver, notifying, 1)
+    silenced.silences["device-hot"] = silence(NOON + 60 * S)
+    notifying.saw(as_fact(raised("GPU-quiet"), 2))
+    notifying.saw(as_fact(replace(CLEARED, about=DeviceUuid("GPU-quiet")), 3))
+    notifying.saw(as_fact(CLEARED, 4, at=NOON + S))
+    await told(receiver, notifying, 2)
+    assert [(body["status"], body["about"]) for _, _, body in receiver.requests] == [
+        ("firing", GPU),
+        ("resolved", GPU),
+    ]
+
+
+async def test_what_still_fires_when_its_silence_ends_is_told_then(receiver: Receiver) -> None:
+    """A webhook is told once: what came in the silence would be told never."""
+    silenced = Alerts(silences={"device-hot": silence(NOON + 60 * S)})
+    notifying = notifier(receiver, silenced, to="webhook", repeat_s=0.05)
+    notifying.begin()
+    notifying.saw(as_fact(raised(), 1))
+    running = asyncio.create_task(notifying.run())
+    try:
+        await asyncio.sleep(0.2)
+        assert receiver.requests == []
+        silenced.silences.clear()
+        async with asyncio.timeout(60):
+            while not receiver.requests:
+                await asyncio.sleep(0.01)
+        notifying.saw(as_fact(CLEARED, 2, at=NOON + S))
+        async with asyncio.timeout(60):
+            while len(receiver.requests) < 2:
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+    assert [body["status"] for _, _, body in receiver.requests] == ["firing", "resolved"]
+
+
 def test_the_docs_have_the_rules_that_we_have() -> None:
     """Marks that one can look up are marks that one can trust."""
     page = (Path(__file__).parents[3] / "docs" / "alerts.md").read_text()

@@ -1,8 +1,9 @@
 """Tells others of alerts: a webhook of one's own, and Alertmanager by its API. Decides nothing.
 
 At least once: a monitor that takes over, or starts, tells again of what is firing, so receivers go by ``id``. What is
-silenced is told to nobody. A receiver that is away costs nothing but the news: what is firing is told to Alertmanager
-again and again, which is how it works, and to a webhook a few times over.
+silenced is told to nobody until the silence ends, but the end of what receivers may have heard of is. A receiver
+that is away costs nothing but the news: what is firing is told to Alertmanager again and again, which is how it
+works, and to a webhook a few times over.
 """
 
 import asyncio
@@ -32,6 +33,9 @@ REPEAT_S: Final = 60.0
 """Alertmanager forgets what it isn't told again, after five minutes by default."""
 _MANAGER_PATH: Final = "/api/v2/alerts"
 
+_News = tuple[str, ev.AlertRaised, int, int]
+"""(status, alert, when it was raised, when it was cleared or 0)."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -56,10 +60,13 @@ class Notifier:
         self._alerts = alerts
         self._clock = clock
         self._repeat_s = repeat_s
-        self._queue: deque[tuple[str, ev.AlertRaised, int, int]] = deque(maxlen=QUEUED_MAX)
-        """(status, alert, when it was raised, when it was cleared or 0)."""
+        self._queue: deque[_News] = deque(maxlen=QUEUED_MAX)
         self._news = asyncio.Event()
         self._known: dict[str, Firing] = {}
+        self._held: dict[str, _News] = {}
+        """What fires and is silenced, by id."""
+        self._unheard: set[str] = set()
+        """Those of which nobody was told, as they were silenced when they were raised."""
         self._is_active = False
         self.delivered = 0
         self.failed = 0
@@ -76,6 +83,8 @@ class Notifier:
         if isinstance(event, ev.AlertRaised):
             firing = Firing(fact=event, raised_seq=entry.seq, raised_at=entry.recorded_at)
             self._known[key_of(event.rule, event.about)] = firing
+            if self._is_silenced(event):
+                self._unheard.add(self._id_of(event, entry.recorded_at))
             self._tell("firing", event, entry.recorded_at, 0)
         elif isinstance(event, ev.AlertCleared):
             known = self._known.pop(key_of(event.rule, event.about), None)
@@ -111,7 +120,7 @@ class Notifier:
                 await asyncio.wait_for(self._news.wait(), self._repeat_s)
             is_repeat = not self._news.is_set()
             self._news.clear()
-            news = [one for one in self._drained() if not self._is_silenced(one[1])]
+            news = self._worth_telling(self._drained())
             if self._webhook:
                 for one in news:
                     await self._deliver(self._webhook, self._webhook_body(*one))
@@ -121,12 +130,31 @@ class Notifier:
                     body = [self._manager_body(*one) for one in told]
                     await self._deliver(self._manager + _MANAGER_PATH, body)
 
-    def _drained(self) -> list[tuple[str, ev.AlertRaised, int, int]]:
+    def _worth_telling(self, news: list[_News]) -> list[_News]:
+        """Of the news, and of what was silenced until now, what receivers are to hear."""
+        found: list[_News] = []
+        for one in [*self._held.values(), *news]:
+            status, alert, raised_at, _ = one
+            name = self._id_of(alert, raised_at)
+            if status == "firing" and self._is_silenced(alert):
+                self._held[name] = one
+                continue
+            self._held.pop(name, None)
+            # Who heard that it fires would hold it open for ever, whatever is silenced by now.
+            if status == "firing" or name not in self._unheard:
+                found.append(one)
+            self._unheard.discard(name)
+        return found
+
+    def _id_of(self, alert: ev.AlertRaised, raised_at: int) -> str:
+        return f"{self._pool}/{key_of(alert.rule, alert.about)}/{raised_at}"
+
+    def _drained(self) -> list[_News]:
         found = list(self._queue)
         self._queue.clear()
         return found
 
-    def _still_firing(self) -> list[tuple[str, ev.AlertRaised, int, int]]:
+    def _still_firing(self) -> list[_News]:
         firing = self._alerts().firing.values()
         return [("firing", one.fact, one.raised_at, 0) for one in firing if not self._is_silenced(one.fact)]
 
@@ -136,7 +164,7 @@ class Notifier:
     def _webhook_body(self, status: str, alert: ev.AlertRaised, raised_at: int, cleared_at: int) -> dict[str, Any]:
         return {
             "schema": "apportion.alert.v1",
-            "id": f"{self._pool}/{key_of(alert.rule, alert.about)}/{raised_at}",
+            "id": self._id_of(alert, raised_at),
             "status": status,
             "pool": self._pool,
             "rule": alert.rule,
