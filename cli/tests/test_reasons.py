@@ -78,6 +78,7 @@ def test_a_difference_is_shown_field_by_field() -> None:
     """Two facts of a kilobyte each tell nobody what differs."""
     report = {
         "by_author": {"placer": 1},
+        "observed": 3,
         "unchecked": {},
         "erased": [],
         "first": {
@@ -93,6 +94,7 @@ def test_a_difference_is_shown_field_by_field() -> None:
         "path": "log.duckdb",
     }
     assert replay_lines(report)[1:] == [
+        "agents          3 facts, which are what they observed and did",
         "FIRST DIFFERENCE: placer, the decision stored from fact 9 on",
         "  RunPlaced.v1 acme/a/0/1",
         '  node_id: recorded   "node-1"',

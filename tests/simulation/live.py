@@ -652,6 +652,12 @@ class LiveWorld(World):
             self, author, cores[author], reads_wishes=author != PLACER, config=self.config_of(author)
         )
 
+    def active(self, author: Author) -> Any:
+        """The author's process that writes: a paused one may claim the lease after the one that took its place."""
+        mine = [one for one in (self.services[author], *self.zombies) if one.author == author and one.is_alive]
+        must(len(mine) == 1, f"one process of {author} writes", mine)
+        return mine[0]
+
     def kill_service(self, author: Author) -> None:
         """Kill -9; its last snapshot stays."""
         service: Any = self.services[author]
@@ -694,7 +700,7 @@ async def play(options: Options) -> tuple[Outcome, dict[str, int]]:
         ):
             made, state = checker.replay(author, again)
             decisions += made
-            live: Any = world.services[author]
+            live: Any = world.active(author)
             read = core.position(live.state)
             must(read == core.position(state), f"{author} has read to the end", read, core.position(state))
             must(core.snapshot(live.state) == core.snapshot(state), f"{author} live is {author} replayed")

@@ -13,4 +13,4 @@ UNION ALL
 SELECT asked.ordinal, asked.recorded, admitted.job_id, asked.run_id, asked.node_id, coalesce(asked.author, asked.tenant), asked.kind, asked.cause, asked.actor, asked.body
 FROM v_event AS asked JOIN (
     SELECT job_id, answers FROM v_event WHERE kind = 'JobAdmitted' AND answers IS NOT NULL
-) AS admitted ON asked.stream = 'wishes' AND asked.job_id IS NULL AND asked.stream_seq = admitted.answers
+) AS admitted ON asked.kind = 'JobRequested' AND asked.job_id IS NULL AND asked.stream_seq = admitted.answers
